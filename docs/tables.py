@@ -1,11 +1,10 @@
-"""The tables of these pages, made from the code: ``python docs/tables.py`` writes them anew.
+"""Generate the tables of the documentation from the code: run ``python docs/tables.py``.
 
-    <!-- table: config.Rollout -->  ...made here...  <!-- end -->
+    <!-- table: config.Rollout -->  ...generated...  <!-- end -->
 
 Takes: the config models, the registered plugins, the modules' docstrings, the list of commands.
-Gives: Markdown between the marks of a page. Never: touches the text around them. A test
-fails when a page is out of date or leaves a table out
-(``tests/integration/project/test_docs_tables.py``).
+Gives: Markdown between the marks of a page. Never: changes the text around them. A test fails if a
+page is out of date or does not use a table (``tests/integration/project/test_docs_tables.py``).
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ CONFIG = (
     config_runtime,
     config_training,
 )
-"""The modules that the sections of a run config are in."""
+"""The modules that define the sections of a run config."""
 RECORDS = (
     LossBatch,
     Group,
@@ -84,25 +83,25 @@ RECORDS = (
     Placement,
     ToolAction,
 )
-"""Records that plugins take and give."""
+"""Records that plugins receive and return."""
 MODULES = "docs/reference/modules.md"
-"""Written for the site only."""
+"""Tables that only the site uses."""
 MARKED = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end -->", flags=re.DOTALL)
 
 
 def pages() -> list[Path]:
-    """Return the pages that may have tables."""
+    """Return the pages that can have tables."""
     return [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 def rendered(text: str) -> str:
-    """Return a page with all its tables made anew."""
+    """Return a page with all its tables generated again."""
     tables = all_tables()
     return MARKED.sub(lambda found: _marked(found[1], tables[found[1]]()), text)
 
 
 def all_tables() -> dict[str, Callable[[], str]]:
-    """Return what makes each table, by the name that stands in its mark."""
+    """Return the generator of each table, by the name in its mark."""
     tables: dict[str, Callable[[], str]] = {
         "commands": _commands,
         "command-options": _command_options,
@@ -139,12 +138,12 @@ def sections() -> dict[str, type[BaseModel]]:
 
 
 def plugin_models() -> dict[str, type[BaseModel]]:
-    """Return the config model of every plugin of ours that takes options, by alias."""
+    """Return the config model of each of our plugins that has options, by alias."""
     return _models(kind for kind in KINDS if kind != "env_adapters")
 
 
 def adapter_models() -> dict[str, type[BaseModel]]:
-    """Return the config model of every adapter of ours, by alias."""
+    """Return the config model of each of our adapters, by alias."""
     return _models(["env_adapters"])
 
 
@@ -162,7 +161,7 @@ def _models(kinds: Iterable[str]) -> dict[str, type[BaseModel]]:
 
 @cache
 def python_files() -> list[Path]:
-    """Return every module of ours but the packages' own."""
+    """Return all of our modules except the packages' ``__init__``."""
     files = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     return sorted(
         (path for path in files if path.name != "__init__.py"), key=lambda p: (p.parent, p.name)
@@ -185,7 +184,7 @@ def _fields(fields: Iterable[FieldHelp]) -> str:
 
 
 def _record(record: type) -> str:
-    """Return the fields of a record that have a docstring or none, its own first."""
+    """Return the fields of a record, with their docstrings if any, its own fields first."""
     rows: list[tuple[str, ...]] = []
     for base in reversed(record.__mro__[:-1]):
         rows += _own_record(ast.parse(inspect.cleandoc(inspect.getsource(base))))
@@ -212,13 +211,13 @@ def _plain(default: str) -> str:
 
 
 def _own_fields(model: type[BaseModel]) -> list[FieldHelp]:
-    """Return the fields that an adapter has besides those of every adapter."""
+    """Return the fields that an adapter has in addition to the common ones."""
     shared = AdapterOptions.model_fields if issubclass(model, AdapterOptions) else {}
     return [f for f in fields_of(model) if f.name not in shared]
 
 
 def _default(default: str) -> str:
-    """Return a default as YAML writes it; that of a section is the section's own defaults."""
+    """Return a default in YAML. The default of a section is the section's own defaults."""
     if default == "required":
         return "**required**"
     plain = {"None": "none", "True": "`true`", "False": "`false`"}
@@ -242,7 +241,7 @@ def _commands() -> str:
 
 
 def _command_options() -> str:
-    """Return a heading, the usage and a table for each command and each of its subcommands."""
+    """Yield a heading, the usage and a table for each command and each of its subcommands."""
     group: Any = typer.main.get_command(build_app())
     context = group.make_context("rollart", ["list"])
     commands = ((name, group.resolve_command(context, [name])[1]) for name in sorted(COMMANDS))
@@ -269,7 +268,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
 
 
 def _errors() -> str:
-    """Return every error with its parent, the kind of failure it becomes, and its meaning."""
+    """Return every error with its parent, its failure kind, and its meaning."""
     found = [e for e in vars(errors).values() if isinstance(e, type)]
     raised = [e for e in found if issubclass(e, errors.RollartError)]
     return _table(
@@ -299,13 +298,13 @@ def modules() -> str:
 
 @cache
 def sentence(path: Path) -> str:
-    """Return the first line of a module's docstring, its markup turned into Markdown's."""
+    """Return the first line of a module's docstring as Markdown."""
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return _cell(doc.split("\n\n")[0])
 
 
 def main() -> None:
-    """Write the tables of every page."""
+    """Write the tables of all pages."""
     for page in pages():
         text = page.read_text(encoding="utf-8")
         page.write_text(rendered(text), encoding="utf-8")

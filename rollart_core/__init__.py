@@ -1,7 +1,8 @@
 """RollArt: a plugin-based gym platform for training LLM agents with reinforcement learning.
 
-Takes: an environment's id. Gives: :func:`make`, and which versions of the plugin API are spoken.
-Never: imports anything else of RollArt before it is asked, for everything imports this first.
+Takes: an environment's id. Gives: :func:`make`, and the supported versions of the plugin API.
+Never: imports other RollArt modules before their first use, because every import runs this module
+first.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ old_names.install()
 
 
 def make(env_id: str, /, **options: object) -> TextEnv:
-    """Make an environment by id, alias, ``module:Class`` or ``ADAPTER::FOREIGN_ID``.
+    """Create an environment by id, alias, ``module:Class`` or ``ADAPTER::FOREIGN_ID``.
 
     Args:
         env_id: Such as ``"webshop/WebShop-v1"`` or ``"gymnasium::Taxi-v3"``.
-        options: The environment's own options.
+        options: Options of the environment.
 
     Raises:
-        rollart_core.errors.UserError: When there is no such environment, or an option is wrong.
+        rollart_core.errors.UserError: If there is no such environment, or an option is invalid.
     """
-    # Imported here, because `import rollart_core` comes before everything else, `--help` included.
+    # Imported here because every command runs `import rollart_core` first, including `--help`.
     from rollart_core.plugins import registry
 
     return registry.make(env_id, **options)

@@ -1,34 +1,34 @@
-"""Every error RollArt raises on purpose.
+"""All errors that RollArt raises intentionally.
 
     RollartError
-    ├── UserError                 a person can mend it: shown as one line, without a traceback
-    │   ├── ConfigError           a run config that cannot be run (also a ValueError)
+    ├── UserError                 a user can fix it: shown as one line, without a traceback
+    │   ├── ConfigError           an invalid run config (also a ValueError)
     │   ├── UnknownIdError        no plugin has that id (also a KeyError)
-    │   ├── PluginError           a plugin that is broken, or two that collide
-    │   ├── RegistryError         a community registry, or a package for one, that is refused
-    │   └── BatchRefused          a batch that no algorithm could learn from (also a ValueError)
-    ├── EpisodeError              one episode failed; becomes a typed Failure of its trajectory
-    │   ├── EnvironmentFailure    env.reset / env.step / env.close raised or answered nonsense
-    │   ├── SandboxFailure        the box around an environment failed
-    │   ├── InferenceFailure      the engine could not answer
-    │   │   ├── EngineDied        its process is gone; nothing of the answer came back
-    │   │   └── ContextOverflow   the conversation has outgrown the model: the episode is truncated
+    │   ├── PluginError           a broken plugin, or two plugins in conflict
+    │   ├── RegistryError         a rejected community registry or package
+    │   └── BatchRefused          a batch that the algorithm rejects (also a ValueError)
+    ├── EpisodeError              one episode failed; becomes the typed Failure of its trajectory
+    │   ├── EnvironmentFailure    env.reset / env.step / env.close raised or broke the contract
+    │   ├── SandboxFailure        the sandbox of an environment failed
+    │   ├── InferenceFailure      the engine could not answer the request
+    │   │   ├── EngineDied        the engine's process is gone, without an answer
+    │   │   └── ContextOverflow   the conversation exceeds the context: the episode is truncated
     │   ├── RewardFailure         the reward could not be computed
-    │   │   └── BackendFailure    its backend could not be asked, or answered garbage
+    │   │   └── BackendFailure    its backend is unreachable or its answer is invalid
     │   ├── WorkerLost            the env worker's process or its node is gone
-    │   ├── CollateralFailure     the same loss, of each further episode that it took with it
+    │   ├── CollateralFailure     each further episode that was on the lost worker
     │   ├── DeadlineFailure       a deadline passed
-    │   └── CancelledFailure      stopped on purpose (shutdown, redundancy, too stale)
-    ├── EndpointError             an OpenAI-compatible server refused, or could not be asked
-    ├── TooManyFailures           the run stopped itself; says at what rate and of which kind
-    ├── TrainingDiverged          loss or gradient were not finite several updates in a row
-    ├── EnginesLost               no inference engine is left, and none comes back
-    ├── ClusterLost               the cluster that the run is on is gone
-    ├── JournalError              the run's record can no longer be written or read
-    └── PartDied                  a process of the run (engine, trainer, env worker) is gone
-        └── TrainerLost           a trainer rank is gone and its group with it; it can be restarted
+    │   └── CancelledFailure      stopped intentionally (shutdown, redundancy, too stale)
+    ├── EndpointError             an OpenAI-compatible server refused or is unreachable
+    ├── TooManyFailures           the run stopped itself; has the rate and kind of failures
+    ├── TrainingDiverged          loss or gradient were not finite in several updates in a row
+    ├── EnginesLost               no inference engine is left, and none will restart
+    ├── ClusterLost               the cluster of the run is gone
+    ├── JournalError              the run's journal cannot be written or read
+    └── WorkerDied                a process of the run (engine, trainer, env worker) is gone
+        └── TrainerLost           a trainer rank is gone, with its group; it can be restarted
 
-Plugins raise plain Python errors; the core attributes them with :func:`boundary`.
+Plugins raise plain Python errors. The core converts them with :class:`boundary`.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from rollart_core.types import Failure, FailureKind
 
 
 class RollartError(Exception):
-    """Root of all errors raised on purpose."""
+    """Root of all errors that RollArt raises intentionally."""
 
 
 class UserError(RollartError):
-    """A mistake a person can mend; the message says what was given, what is allowed, and how."""
+    """A user's mistake. The message says what was given, what is allowed, and how to fix it."""
 
 
 class ConfigError(UserError, ValueError):
-    """A run config that cannot be run."""
+    """An invalid run config."""
 
 
 class UnknownIdError(UserError, KeyError):
@@ -64,15 +64,15 @@ class UnknownIdError(UserError, KeyError):
 
 
 class PluginError(UserError):
-    """A plugin that is broken, or two that collide."""
+    """A broken plugin, or two plugins in conflict."""
 
 
 class RegistryError(UserError):
-    """A community registry, or a package for one, that is refused, and why."""
+    """A rejected community registry or package, with the reason."""
 
 
 class BatchRefused(UserError, ValueError):
-    """A batch of groups that the algorithm cannot learn from, and why."""
+    """A batch of groups that the algorithm cannot learn from, with the reason."""
 
 
 class EpisodeError(RollartError):
@@ -92,31 +92,31 @@ class EpisodeError(RollartError):
 
 
 class EnvironmentFailure(EpisodeError):
-    """The environment raised, or answered outside its contract."""
+    """The environment raised, or broke its contract."""
 
     kind = FailureKind.ENVIRONMENT
 
 
 class SandboxFailure(EpisodeError):
-    """The box around an environment failed."""
+    """The sandbox of an environment failed."""
 
     kind = FailureKind.SANDBOX
 
 
 class InferenceFailure(EpisodeError):
-    """The inference engine could not answer."""
+    """The inference engine could not answer the request."""
 
     kind = FailureKind.INFERENCE
 
 
 class EngineDied(InferenceFailure):
-    """The engine's process is gone; nothing of the answer came back."""
+    """The engine's process is gone, without an answer."""
 
-    kind = FailureKind.COLLATERAL  # the journal counts the loss itself (``part_died``)
+    kind = FailureKind.COLLATERAL  # the journal records the loss itself (``part_died``)
 
 
 class ContextOverflow(InferenceFailure):
-    """The conversation has outgrown the model's context; its episode is truncated, not failed."""
+    """The conversation exceeds the model's context. Its episode is truncated, not failed."""
 
     retryable = False
 
@@ -128,13 +128,14 @@ class RewardFailure(EpisodeError):
 
 
 class BackendFailure(RewardFailure):
-    """A reward's backend could not be asked, or answered garbage: the reward has said nothing yet.
+    """A reward's backend is unreachable or its answer is invalid. There is no result yet.
 
     Args:
-        message: What happened; the scoring room adds which reward and which backend.
-        again: Whether the same backend may do when it is asked again; False for what will not mend
-            by itself, such as wrong credentials or a payload that is too large.
-        wait_s: How long it asks to be left alone; None when it does not say.
+        message: The problem. The reward service adds the names of the reward and the backend.
+        again: Whether a retry on the same backend may succeed. False for permanent problems, such
+            as wrong credentials or a payload that is too large.
+        wait_s: Requested wait before the next call, in seconds. None if the backend does not set
+            it.
     """
 
     def __init__(
@@ -152,13 +153,13 @@ class BackendFailure(RewardFailure):
 
 
 class WorkerLost(EpisodeError):
-    """The env worker's process or its node is gone; raised for one episode of each loss."""
+    """The env worker's process or its node is gone. Raised for one episode per loss."""
 
     kind = FailureKind.INFRASTRUCTURE
 
 
 class CollateralFailure(EpisodeError):
-    """The env worker was lost; raised for each further episode that was on it."""
+    """The env worker was lost. Raised for each further episode on it."""
 
     kind = FailureKind.COLLATERAL
 
@@ -170,7 +171,7 @@ class DeadlineFailure(EpisodeError):
 
 
 class CancelledFailure(EpisodeError):
-    """Stopped on purpose; never retried by itself."""
+    """Stopped intentionally. Never retried automatically."""
 
     kind = FailureKind.CANCELLED
     retryable = False
@@ -188,11 +189,11 @@ FaultKind = Literal[
     "refused",
     "malformed",
 ]
-"""What stood between a client and a server's answer."""
+"""Why a client got no answer from a server."""
 
 
 class EndpointError(RollartError):
-    """An OpenAI-compatible server refused, answered nonsense, or could not be asked at all."""
+    """An OpenAI-compatible server refused, is unreachable, or its answer is invalid."""
 
     def __init__(
         self,
@@ -206,9 +207,9 @@ class EndpointError(RollartError):
         self.kind = kind
         self.status = status
         self.retryable = retryable
-        """Whether the same may go well when it is asked again."""
+        """Whether a retry of the same request may succeed."""
         self.wait_s: float | None = None
-        """How long the server asks to be left alone; None when it does not say."""
+        """Wait that the server requests, in seconds. None if it does not set one."""
 
 
 class TooManyFailures(RollartError):
@@ -216,45 +217,46 @@ class TooManyFailures(RollartError):
 
 
 class TrainingDiverged(RollartError):
-    """Loss or gradient were not finite several updates in a row."""
+    """Loss or gradient were not finite in several updates in a row."""
 
 
 class EnginesLost(RollartError):
-    """No inference engine is left, and none comes back."""
+    """No inference engine is left, and none will restart."""
 
 
 class ClusterLost(RollartError):
-    """The cluster that the run is on is gone; what was done so far is kept."""
+    """The cluster of the run is gone. The results so far are kept."""
 
 
 class JournalError(RollartError):
-    """The run's record can no longer be written (disk full, locked), or cannot be read."""
+    """The run's journal cannot be written (disk full, locked) or read."""
 
 
 class WorkerDied(RollartError):
     """A process of the run is gone."""
 
     exit_code: int | None = None
-    """Of its process, negative for a signal; None if it is not known."""
+    """Exit code of its process, negative for a signal. None if unknown."""
 
 
 class TrainerLost(WorkerDied):
-    """The trainer is gone, with all its ranks; ``restart()`` brings up a fresh one."""
+    """The trainer is gone, with all its ranks. ``restart()`` starts a new one."""
 
 
 class boundary:
-    """Turn any error of a plugin raised inside into ``error``, naming the call that was crossed.
+    """Convert any error that a plugin raises inside into ``error``, with the name of the call.
 
-    This includes what is no ``Exception``, such as ``SystemExit`` or a ``CancelledError`` that the
-    plugin raises itself. A class, not a generator: several are crossed in every turn.
+    This includes errors that are not an ``Exception``, such as ``SystemExit`` or a
+    ``CancelledError`` that the plugin raises itself. It is a class and not a generator for speed:
+    each turn uses several.
 
     Args:
-        error: The class to raise.
+        error: The error class to raise.
         what: The call, such as ``"env.step"``.
 
     Raises:
-        EpisodeError: ``error``, from the original; an ``EpisodeError`` passes unchanged.
-        BaseException: A real cancellation, and the KeyboardInterrupt of a SIGINT.
+        EpisodeError: ``error``, from the original error. An ``EpisodeError`` passes unchanged.
+        BaseException: A real cancellation, or the KeyboardInterrupt of a SIGINT.
     """
 
     __slots__ = ("_error", "_what")
@@ -279,9 +281,9 @@ class boundary:
 
 
 def is_from_outside(error: BaseException) -> bool:
-    """Return whether no plugin raised an error: its task is cancelled, or the user pressed Ctrl-C.
+    """Return whether an error is not from a plugin: a cancellation, or the user's Ctrl-C.
 
-    Of a coroutine that is closed without a running loop, ``GeneratorExit`` is from outside too.
+    ``GeneratorExit`` of a coroutine that is closed without a running loop is also from outside.
     """
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         try:
@@ -291,17 +293,17 @@ def is_from_outside(error: BaseException) -> bool:
         if isinstance(error, GeneratorExit):
             return task is None
         return task is not None and task.cancelling() > 0
-    if isinstance(error, KeyboardInterrupt):  # elsewhere nobody but the plugin can have raised it
+    if isinstance(error, KeyboardInterrupt):  # in other threads, only the plugin can raise it
         is_main = threading.current_thread() is threading.main_thread()
         return is_main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
     return False
 
 
 def contained(error: BaseException) -> Exception:
-    """Return an error that a future, a thread or a task can carry and that ends none of them.
+    """Return an error that futures, threads and tasks can store without ending.
 
-    asyncio ends its loop with ``SystemExit`` and ``KeyboardInterrupt``, takes a ``CancelledError``
-    for a cancellation, and refuses ``StopIteration``.
+    asyncio ends its loop with ``SystemExit`` and ``KeyboardInterrupt``, treats a ``CancelledError``
+    as a cancellation, and rejects ``StopIteration``.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
@@ -339,7 +341,8 @@ def first_line(text: str, limit: int = 300) -> str:
 
 
 NEAR: Final = 0.65
-"""From this on names are alike: one wrong letter of three is, half of another word is not."""
+"""Minimum similarity of a suggestion. One wrong letter of three passes, half of another word does
+not."""
 
 
 def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:

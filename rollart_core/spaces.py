@@ -1,7 +1,7 @@
 """Gymnasium spaces for text: any Unicode string, and lists of chat messages.
 
-Takes: seeds. Gives: spaces that know what belongs to them and can sample it. Never: limits the
-alphabet (gymnasium's own ``Text`` refuses spaces by default), or cares what a text means.
+Takes: seeds. Gives: spaces that test membership and sample. Never: limits the alphabet (gymnasium's
+own ``Text`` rejects spaces by default), or interprets a text.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from rollart_core.types import Message
 
 ROLES = ("system", "user", "assistant", "tool")
 _SAMPLE_CHARS = 32
-# Ranges that samples are drawn from: ASCII with white space, Latin and Greek, CJK, emoji.
+# Character ranges of samples: ASCII with white space, Latin and Greek, CJK, emoji.
 _RANGES = ((0x20, 0x7F), (0x20, 0x7F), (0xA0, 0x400), (0x4E00, 0x9FA6), (0x1F600, 0x1F650))
 
 
 class Text(gymnasium.Space[str]):
-    """All Unicode strings of at most ``max_length`` characters that UTF-8 can write.
+    """All Unicode strings of at most ``max_length`` characters that UTF-8 can encode.
 
     Args:
-        max_length: Most characters; None for no limit.
-        seed: Seed of ``sample``.
+        max_length: Maximum number of characters. None means no limit.
+        seed: Seed for ``sample``.
     """
 
     def __init__(self, max_length: int | None = None, *, seed: int | None = None) -> None:
@@ -34,7 +34,7 @@ class Text(gymnasium.Space[str]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Text has no array of fixed size."""
+        """Always False: text has no fixed-size array."""
         return False
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
@@ -50,7 +50,7 @@ class Text(gymnasium.Space[str]):
         return "".join(self._char() for _ in range(length))
 
     def contains(self, x: Any) -> bool:
-        """Say whether ``x`` is a string of this space (lone surrogates are in none)."""
+        """Return whether ``x`` is a string of this space. Lone surrogates are never in it."""
         if not isinstance(x, str) or (self.max_length is not None and len(x) > self.max_length):
             return False
         return not any("\ud800" <= char <= "\udfff" for char in x)
@@ -74,12 +74,13 @@ _KEYS = frozenset(Message.__required_keys__ | Message.__optional_keys__)
 class Messages(gymnasium.Space[list[Message]]):
     """All lists of at most ``max_messages`` chat messages, each a dict of ``role`` and ``content``.
 
-    A message may also have what :class:`~rollart_core.types.Message` has for tools; samples do not.
+    A message may also have the tool fields of :class:`~rollart_core.types.Message`. Samples have
+    none.
 
     Args:
-        max_messages: Most messages; None for no limit.
-        max_length: Most characters of one ``content``; None for no limit.
-        seed: Seed of ``sample``.
+        max_messages: Maximum number of messages. None means no limit.
+        max_length: Maximum number of characters of one ``content``. None means no limit.
+        seed: Seed for ``sample``.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Messages(gymnasium.Space[list[Message]]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Messages have no array of fixed size."""
+        """Always False: messages have no fixed-size array."""
         return False
 
     def seed(self, seed: int | None = None) -> int:
@@ -119,7 +120,7 @@ class Messages(gymnasium.Space[list[Message]]):
         return [Message(role=ROLES[int(r)], content=self.content.sample()) for r in roles]
 
     def contains(self, x: Any) -> bool:
-        """Say whether ``x`` is a list of messages of this space."""
+        """Return whether ``x`` is a list of messages of this space."""
         if not isinstance(x, list) or (
             self.max_messages is not None and len(x) > self.max_messages
         ):

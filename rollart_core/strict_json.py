@@ -1,7 +1,7 @@
-"""JSON as its standard has it, without NaN and infinities.
+"""Standard JSON, without NaN and infinities.
 
-Takes: plain values. Gives: the same, with null for numbers that JSON does not have. Never: changes
-what it is given.
+Takes: plain values. Gives: JSON, with null for numbers that JSON cannot represent. Never: changes
+its input.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 
 
 def dumps(value: object) -> str:
-    """Return indented JSON; NaN and infinities become null, what JSON does not know its text."""
+    """Return indented JSON. NaN and infinities become null, other unknown values text."""
     return json.dumps(_finite(value), indent=2, default=str, allow_nan=False)
 
 

@@ -1,7 +1,7 @@
-"""What to name instead of a path that is not there: errors that say how to mend them.
+"""Suggestions for missing paths: error messages with a fix.
 
-Takes: the path that was given. Gives: a line for an error, with the nearest that there is. Never:
-opens a file, or raises for a folder that cannot be read.
+Takes: a path. Gives: an error message with the nearest existing path. Never: opens a file, or
+raises for an unreadable folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CONFIGS = (".yaml", ".yml")
 
 
 def no_such_file(path: Path) -> str:
-    """Return what to say of a config file that is not there."""
+    """Return the error message for a missing config file."""
     message = f"{path}: there is no such file"
     if not path.parent.is_dir():
         return f"{message}, nor a folder {path.parent}"
@@ -30,11 +30,11 @@ def no_such_file(path: Path) -> str:
 
 
 def no_run(path: Path, lacks: str) -> str:
-    """Return what to say of a folder that no run lies in.
+    """Return the error message for a folder that is not a run directory.
 
     Args:
-        path: The folder, or what was taken for one.
-        lacks: The file that shows it.
+        path: The path that should be a run directory.
+        lacks: The missing file that every run directory has.
     """
     message = f"{path} is no run directory: it has no {lacks}"
     runs = [run for run in _inside(path) if (run / lacks).is_file()]
@@ -62,7 +62,7 @@ def _mend(other: Path | None) -> str:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Return what lies in a folder; nothing when it is none, or cannot be read."""
+    """Return the entries of a folder. Empty if it is not a folder or unreadable."""
     try:
         return sorted(folder.iterdir())
     except OSError:

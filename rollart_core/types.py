@@ -1,8 +1,8 @@
-"""The records that travel through a run. They hold data and small facts about it, no behaviour.
+"""The records of a run. They contain data and derived properties, no behaviour.
 
-Takes: nothing but the standard library; arrays are numpy's, which only type checkers import here.
-Gives: the nouns of the vocabulary as frozen, slotted dataclasses. Never: imports another module of
-RollArt, torch, or does I/O.
+Takes: only the standard library. Arrays are numpy arrays; only type checkers import numpy here.
+Gives: the terms of the vocabulary as frozen, slotted dataclasses. Never: imports another RollArt
+module or torch, or does I/O.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
-if TYPE_CHECKING:  # numpy takes a third of the time of a listing to import
+if TYPE_CHECKING:  # importing numpy takes a third of the time of `rollart list`
     import numpy as np
     import numpy.typing as npt
 
@@ -23,16 +23,16 @@ BoolArray: TypeAlias = "npt.NDArray[np.bool_]"
 
 
 class FunctionSpec(TypedDict):
-    """What a tool is called, what it does, and what it takes."""
+    """Name, description and parameters of a tool."""
 
     name: str
     description: NotRequired[str]
     parameters: NotRequired[dict[str, Any]]
-    """A JSON schema of type ``object``; missing: the tool takes nothing."""
+    """A JSON schema of type ``object``. If missing, the tool takes no parameters."""
 
 
 class ToolSpec(TypedDict):
-    """One tool that the policy may call, in the shape of OpenAI's chat API."""
+    """One tool that the policy may call, in the format of OpenAI's chat API."""
 
     type: Literal["function"]
     function: FunctionSpec
@@ -47,10 +47,10 @@ class FunctionCall(TypedDict):
 
 
 class ToolCall(TypedDict):
-    """One call that the policy wrote, in the shape of OpenAI's chat API."""
+    """One call that the policy wrote, in the format of OpenAI's chat API."""
 
     id: str
-    """Nine letters and digits: what the strictest chat templates take."""
+    """Nine letters and digits, as the strictest chat templates require."""
     type: Literal["function"]
     function: FunctionCall
 
@@ -61,13 +61,13 @@ class Message(TypedDict):
     role: str
     content: str
     reasoning_content: NotRequired[str]
-    """Of the assistant: what it thought, where a program keeps that apart."""
+    """For the assistant: its reasoning, if the program stores it separately."""
     tool_calls: NotRequired[list[ToolCall]]
-    """Of the assistant: what it called."""
+    """For the assistant: its tool calls."""
     tool_call_id: NotRequired[str]
-    """Of a ``tool`` message: the call that it answers."""
+    """For a ``tool`` message: id of the call that it answers."""
     name: NotRequired[str]
-    """Of a ``tool`` message: the tool that was called."""
+    """For a ``tool`` message: name of the called tool."""
 
 
 Observation: TypeAlias = str | list[Message]
@@ -86,20 +86,20 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The order to produce one trajectory of one task."""
+    """A request for one trajectory of one task."""
 
     ticket_id: str
-    """``<group_id>.<index>``; the same after a restart and over retries."""
+    """``<group_id>.<index>``. Does not change after a restart or a retry."""
     task: Task
     group_id: str
     index: int
-    """Position among the siblings of the group, from 0."""
+    """Index in the group, from 0."""
     attempt: int = 0
-    """0 for the first try, +1 for each retry."""
+    """0 for the first attempt, +1 for each retry."""
 
 
 class FailureKind(StrEnum):
-    """Which boundary a failed episode had crossed, or what ended it from outside."""
+    """The boundary at which an episode failed, or the external cause of its end."""
 
     ENVIRONMENT = "environment"
     SANDBOX = "sandbox"
@@ -108,58 +108,58 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     INFRASTRUCTURE = "infrastructure"
-    """A process or a node of the run was lost: one episode of each loss says so."""
+    """A process or a node of the run was lost. One episode per loss has this kind."""
     COLLATERAL = "collateral"
-    """The other episodes that a loss, or the end of a process by one environment, took with it."""
+    """The other episodes of a lost process or node, or of a process that one environment ended."""
 
 
 INFRASTRUCTURE_KINDS: Final = frozenset({FailureKind.INFRASTRUCTURE, FailureKind.COLLATERAL})
-"""Failures that say nothing about the environment in which they happened."""
+"""Failures that are unrelated to the environment in which they occurred."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an episode has no reward. Failure is data: it is counted and retried, never scored 0."""
+    """Why an episode has no reward. Failures are data: counted and retried, never scored 0."""
 
     kind: FailureKind
     boundary: str
-    """The call that was crossed, such as ``env.step``."""
+    """The failed call, such as ``env.step``."""
     message: str
     retryable: bool = True
     detail: str = ""
-    """A traceback, where there is one."""
+    """The traceback, if there is one."""
 
     @property
     def is_infrastructure(self) -> bool:
-        """Whether the episode is replayed, and counts for no environment's failure rate."""
+        """Whether the episode is replayed and does not count in the environment's failure rate."""
         return self.kind in INFRASTRUCTURE_KINDS
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Generated tokens ``[start, stop)`` that one policy version sampled."""
+    """The generated tokens ``[start, stop)`` that one policy version sampled."""
 
     start: int
     stop: int
     policy_version: int
     kv: Literal["fresh", "kept", "recomputed"] = "fresh"
-    """How the KV cache behind the span came about when weights were swapped under it."""
+    """Origin of the KV cache of the span after a weight swap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One ``generate`` and the ``env.step`` that answered it."""
+    """One ``generate`` call and the ``env.step`` call that follows."""
 
     observation: str
-    """What the policy was shown, as text (the newest part of the prompt)."""
+    """The newest part of the prompt, as text."""
     action: str
     num_prompt_tokens: int
-    """Length of the whole prompt of this turn."""
+    """Number of tokens in the whole prompt of this turn."""
     num_new_tokens: int
-    """Generated tokens."""
+    """Number of generated tokens."""
     finish_reason: Literal["stop", "length", "abort"]
     reward: float
-    """What ``env.step`` returned."""
+    """The reward that ``env.step`` returned."""
     generate_s: float
     step_s: float
 
@@ -169,27 +169,29 @@ class Sample:
     """One token row for training."""
 
     token_ids: IntArray
-    """``[T]``."""
+    """``[T]`` int32. The tokens of the row."""
     loss_mask: BoolArray
-    """``[T]``; True where the policy sampled the token."""
+    """``[T]`` bool. True where the policy sampled the token."""
     inference_logprobs: FloatArray
-    """``[T]``; of the temperature-scaled, untruncated distribution; 0 where not ``loss_mask``."""
+    """``[T]`` float32. Logprobs of the temperature-scaled, untruncated distribution. 0 where
+    ``loss_mask`` is False."""
     policy_versions: IntArray
-    """``[T]``; -1 where ``loss_mask`` is False."""
+    """``[T]`` int32. The policy version that sampled each token. -1 where ``loss_mask`` is
+    False."""
     turn_ids: IntArray
-    """``[T]``; the turn a sampled token belongs to, -1 elsewhere."""
+    """``[T]`` int32. The turn of each sampled token. -1 where ``loss_mask`` is False."""
     signals: Mapping[str, FloatArray] = field(default_factory=dict)
-    """``[T]`` each: what others than the trainer say of its tokens, such as ``teacher_logprobs``;
-    0 where not ``loss_mask``. Not kept in records."""
+    """Signal name -> ``[T]`` float32. Values that come from other models than the trainer, such as
+    ``teacher_logprobs``. 0 where ``loss_mask`` is False. Not stored in records."""
 
     @property
     def num_tokens(self) -> int:
-        """Length of the row."""
+        """Number of tokens in the row."""
         return len(self.token_ids)
 
     @property
     def num_loss_tokens(self) -> int:
-        """How many of its tokens the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return int(self.loss_mask.sum())
 
 
@@ -201,29 +203,37 @@ class Trajectory:
     """The recorded data of one episode."""
 
     ticket: Ticket
+    """The request that the trajectory fulfils."""
     status: Status
+    """``finished``, ``truncated`` (by a budget or by the environment) or ``failed``."""
     samples: tuple[Sample, ...] = ()
+    """Token rows for training, in order."""
     turns: tuple[Turn, ...] = ()
+    """Turns of the episode, in order."""
     reward: float | None = None
-    """None exactly when ``status`` is ``failed``."""
+    """The reward for training. None if and only if ``status`` is ``failed``."""
     score: float | None = None
-    """The environment's own return, before any reward function; None when failed."""
+    """The environment's own return, before any reward function. None if failed."""
     success: bool | None = None
+    """Whether the environment reported success. None if it did not report it."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the reward, by name."""
     failure: Failure | None = None
+    """Why the episode failed. None if it did not fail."""
     start_version: int = 0
-    """Policy version the engines held when the episode was dispatched."""
+    """Policy version of the engines when the episode was dispatched."""
     wall_s: float = 0.0
+    """Duration of the episode, in seconds."""
 
     @property
     def oldest_version(self) -> int:
-        """The smallest policy_version among its tokens; the dispatch version when it has none."""
+        """The smallest policy version among its tokens. Without tokens, the version at dispatch."""
         versions = [int(v) for s in self.samples for v in [_min_version(s)] if v is not None]
         return min(versions, default=self.start_version)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens over all its samples; of a failed one, as many as its last turn had come to."""
+        """Tokens over all its samples. For a failed episode, the tokens up to its last turn."""
         if not self.samples and self.turns:
             return self.turns[-1].num_prompt_tokens + self.turns[-1].num_new_tokens
         return sum(s.num_tokens for s in self.samples)
@@ -241,17 +251,20 @@ def _min_version(sample: Sample) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The sibling trajectories of one task that are left after retries, without failed ones."""
+    """The trajectories of one task that remain after retries, without failed ones."""
 
     group_id: str
+    """Id of the group, a prefix of its ticket ids."""
     task: Task
+    """The task of all members."""
     trajectories: tuple[Trajectory, ...]
+    """The members, none of them failed."""
     num_dispatched: int
-    """How many members the group was meant to have."""
+    """Number of dispatched members."""
 
     @property
     def oldest_version(self) -> int:
-        """The smallest policy_version among its members."""
+        """The smallest policy version among its members."""
         return min(t.oldest_version for t in self.trajectories)
 
     @property
@@ -261,10 +274,10 @@ class Group:
 
 
 def sampling_key(seed: int, ticket_id: str, turn: int) -> int:
-    """Return the 63-bit key all randomness of one ``generate`` is drawn from.
+    """Return the 63-bit key of all randomness in one ``generate`` call.
 
-    Token ``t`` of the call uses counter ``t`` under this key, so that what is sampled depends on
-    seed, ticket, turn and token and on nothing else (not on batch mates or time).
+    Token ``t`` of the call uses counter ``t`` with this key. Sampling then depends only on seed,
+    ticket, turn and token, not on the rest of the batch or on time.
     """
     digest = blake2b(f"{seed}/{ticket_id}/{turn}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Audit the journal of a run with nothing but SQLite: it shares no code with RollArt.
+"""Audit the journal of a run with only SQLite; this script shares no code with RollArt.
 
     scripts/audit_journal.py runs/webshop-20260101-120000
 
-Reads ``journal.db`` and checks what a run promises: each ticket is trained at most once, on an
-attempt that finished, in the life of the run that trained it, within the staleness bound; all
-batches and metrics that stand are in order; a run that has ended has no open ticket; and a loss of
-infrastructure is counted once. Prints one JSON object. The exit code is 1 if a promise is broken,
-and 2 if there is no journal.
+Reads ``journal.db`` and checks the guarantees of a run. Each ticket is trained at most once, on a
+finished attempt, in the incarnation (``life``) of the run that trained it, and within the staleness
+bound. All valid batches and metrics are in order. A run that has ended has no open ticket. An
+infrastructure loss is counted once. Prints one JSON object. The exit code is 1 if a guarantee is
+broken, and 2 if there is no journal.
 """
 
 import json
@@ -25,15 +25,15 @@ MAX_SHOWN = 20
 
 
 def audit(path):
-    """Return what is in a journal, and which promises are broken.
+    """Return the contents of a journal, and the broken guarantees.
 
     Args:
-        path: Of ``journal.db``.
+        path: The path of ``journal.db``.
     """
     journal = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     journal.row_factory = sqlite3.Row
     try:
-        journal.execute("BEGIN")  # all is read as it is at one moment
+        journal.execute("BEGIN")  # one transaction, so that all tables are consistent
         tables = {
             name: journal.execute(f"SELECT * FROM {name} ORDER BY rowid").fetchall()
             if name not in ("tickets", "meta")
@@ -68,7 +68,7 @@ def audit(path):
 
 
 def trained_once(live, rows, bound):
-    """Return the tickets of the batches that stand, and what is wrong with them."""
+    """Return the tickets of the valid batches, and their broken guarantees."""
     broken, trained = [], Counter()
     recorded = {}
     for row in rows:
@@ -87,17 +87,17 @@ def trained_once(live, rows, bound):
             if row["reward"] is None or not isfinite(row["reward"]):
                 broken.append(f"{where} has the reward {row['reward']}")
             if row["life"] != batch["life"]:
-                broken.append(f"{where} is of life {row['life']}, the batch of {batch['life']}")
+                broken.append(f"{where} is from life {row['life']}, its batch from {batch['life']}")
             if not 0 <= batch["batch"] - row["oldest_version"] <= bound:
-                broken.append(f"{where} is of version {row['oldest_version']}, bound {bound}")
+                broken.append(f"{where} has version {row['oldest_version']}, bound {bound}")
             if row["group_id"] not in json.loads(batch["group_ids"]):
-                broken.append(f"{where} is of group {row['group_id']}, which is not in it")
+                broken.append(f"{where} is from group {row['group_id']}, which is not in it")
     broken += [f"{name} is trained {n} times" for name, n in trained.items() if n > 1]
     return trained, broken
 
 
 def in_order(live):
-    """Return where the numbers of the batches that stand do not grow."""
+    """Return where the numbers of the valid batches do not increase."""
     numbers = [batch["batch"] for batch in live]
     return [
         f"batch {after} follows {before}" for before, after in pairwise(numbers) if after <= before
@@ -105,7 +105,7 @@ def in_order(live):
 
 
 def settled(tickets, events, trained):
-    """Return tickets whose state is not what batches and events say."""
+    """Return tickets whose state differs from batches and events."""
     broken = []
     known = {event["ticket_id"] for event in events if event["kind"] == "dispatched"}
     broken += [f"{name} was dispatched and is unknown" for name in known - tickets.keys()]
@@ -120,20 +120,20 @@ def settled(tickets, events, trained):
 
 
 def attempts_recorded(events, rows):
-    """Return attempts that were dispatched twice in a life, or recorded and never dispatched."""
+    """Return attempts that were dispatched twice in a life, or recorded but never dispatched."""
     dispatched = {
         (event["ticket_id"], event["attempt"]) for event in events if event["kind"] == "dispatched"
     }
     recorded = {(row["ticket_id"], row["attempt"]) for row in rows}
     twice = Counter((row["ticket_id"], row["attempt"], row["life"]) for row in rows)
     return [
-        *(f"{name}#{n} is recorded and was never dispatched" for name, n in recorded - dispatched),
+        *(f"{name}#{n} is recorded but was never dispatched" for name, n in recorded - dispatched),
         *(f"{key[0]}#{key[1]} is recorded {n} times" for key, n in twice.items() if n > 1),
     ]
 
 
 def losses(events):
-    """Yield the kind of part of each loss."""
+    """Yield the kind of worker of each loss."""
     for event in events:
         if event["kind"] == "part_died":
             yield json.loads(event["payload"]).get("part", "").partition("-")[0]
@@ -142,11 +142,11 @@ def losses(events):
 
 
 def losses_counted(events, rows):
-    """Return what is wrong with how often losses of env workers are counted."""
+    """Return the mismatch between lost env workers and counted infrastructure failures."""
     counted = sum(row["failure_kind"] == "infrastructure" for row in rows)
     lost = Counter(losses(events))["env"]
     if counted > lost:
-        return [f"{counted} failures are infrastructure, and {lost} env workers were lost"]
+        return [f"{counted} failures are infrastructure, but {lost} env workers were lost"]
     return []
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Measure, in a run, which of our functions and files stand between an episode and what it calls.
+"""Measure in a run which of our functions and files are between an episode and its calls.
 
     scripts/call_paths.py           a table
     scripts/call_paths.py --json    one JSON object, with every path
 
-A small run on the bandit (inline, a process for each part, the reward on ``pool``) calls the
-classes of :mod:`call_paths_plugins` in place of the built-in ones. At the first call of each kind,
-the process that is called notes the coroutines and the stack that wait for the class, and holds
-still until the run's own process has noted the same. Counted are the frames of this repository
-below the episode's (for the loss: below the controller's) and above the class that is called.
+A small run on the bandit (inline, one process per worker, the reward on ``pool``) uses the classes
+of :mod:`call_paths_plugins` instead of the built-in ones. At the first call of each kind, the
+called process records the coroutines and the stack that wait for the class, and waits until the
+run's own process has recorded the same. Counted are the frames of this repository below the
+episode's (for the loss: below the controller's) and above the called class.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, Final
 HERE: Final = Path(__file__).resolve()
 ROOT: Final = HERE.parents[1]
 VARIABLE: Final = "ROLLART_CALL_PATHS"
-"""The folder that stacks are noted in."""
+"""The folder for recorded stacks."""
 EPISODE: Final = "rollart_core/rollout/episode.py"
 CONTROLLER: Final = "rollart_core/scheduling/controller.py"
 FROM: Final = {
@@ -38,18 +38,18 @@ FROM: Final = {
     "reward.score": (EPISODE, "run_episode", "rollart_core/rewards/"),
     "algorithm.loss": (CONTROLLER, "_train", "rollart_core/runtime/"),
 }
-"""What is called -> the function that asks for it, and where the first frame below that is."""
+"""Call -> the function that makes it, and the path prefix of the first frame below that."""
 OWN_TASKS: Final = ("rollart_core/rewards/", "plugins/rollart_plugins/serverless/")
-"""Where tasks begin that go on with a call of an episode's: the queue of a reward, its backend."""
+"""Where tasks start that continue an episode's call: the queue of a reward, its backend."""
 OWN_CALL: Final = ("rollart_core/runtime/process.py", "call")
-"""The same: a call that the worker finishes even if nobody waits for it any more."""
+"""The same: a call that the worker finishes even if its caller was cancelled."""
 BEGUN: Final = "begun"
-"""The name of the file that says that training has begun: only then are calls noted."""
+"""The name of the file that marks the start of training: only later calls are recorded."""
 LIMIT_S: Final = 60.0
-"""How long a call waits for the run's own process."""
+"""Seconds that a call waits for the run's own process."""
 
 Frame = tuple[str, str]
-"""File below the repository, and function."""
+"""File relative to the repository, and function."""
 
 
 def main() -> None:
@@ -67,17 +67,17 @@ def main() -> None:
 
 
 def files_of(paths: dict[str, list[Frame]]) -> list[str]:
-    """Return the files of an episode's way, from its reset to the update that it causes."""
+    """Return the files on the path of an episode, from its reset to its weight update."""
     return sorted({EPISODE, CONTROLLER, *(file for path in paths.values() for file, _ in path)})
 
 
 def call_paths() -> dict[str, list[Frame]]:
-    """Return what is called in a run -> the frames on the way there."""
+    """Return each call of a run -> the frames on its path."""
     from rollart_core.config.load import validate
     from rollart_core.config.resolve import resolve_run
     from rollart_core.runtime.launch import launch
 
-    sys.path.insert(0, str(HERE.parent))  # workers have it too
+    sys.path.insert(0, str(HERE.parent))  # workers inherit it
     with tempfile.TemporaryDirectory() as folder:
         os.environ[VARIABLE] = folder
         closed = threading.Event()
@@ -136,7 +136,7 @@ def _config(folder: str) -> dict[str, object]:
 
 
 class _Begins:
-    """Has calls noted from the beginning of training on; see ``RunObserver``."""
+    """Records calls from the start of training; see ``RunObserver``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -153,7 +153,7 @@ class _Begins:
 
 
 def note(call: str) -> None:
-    """Note how a call came, the first time it comes, and wait for the run's own process."""
+    """Record the path of the first call of a kind, and wait for the run's own process."""
     folder = Path(os.environ[VARIABLE])
     called, waiting = folder / f"{call}.called", folder / f"{call}.waiting"
     with _NOTING:
@@ -173,7 +173,7 @@ _NOTING = threading.Lock()
 
 
 def _watch(folder: Path, closed: threading.Event) -> None:
-    """Note what waits in this process whenever a call was noted in another."""
+    """Record the waiting frames of this process when a call is recorded in another one."""
     while not closed.wait(0.01):
         for called in folder.glob("*.called"):
             waiting = called.with_suffix(".waiting")
@@ -181,12 +181,12 @@ def _watch(folder: Path, closed: threading.Event) -> None:
                 path = _waiting_for(called.stem, list(_tasks()))
                 if path:
                     _write(waiting, path)
-                else:  # a call of the set-up: the next one may be an episode's
+                else:  # a call of the set-up: the next one can be an episode's
                     called.unlink()
 
 
 def _waiting_for(call: str, tasks: Sequence[list[Frame]]) -> list[Frame]:
-    """Return our frames that wait for a call, from the episode's or the controller's on."""
+    """Return our frames that wait for a call, starting at the episode's or the controller's."""
     file, function, below = FROM[call]
     found: list[Frame] = []
     for task in tasks:
@@ -200,7 +200,7 @@ def _waiting_for(call: str, tasks: Sequence[list[Frame]]) -> list[Frame]:
 
 
 def _tasks() -> Iterator[list[Frame]]:
-    """Yield our frames of each task of this process's loop that waits, the outermost first."""
+    """Yield our frames of each waiting task of this process's event loop, outermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code.co_name != "run_forever":
         frame = frame.f_back
@@ -215,7 +215,7 @@ def _tasks() -> Iterator[list[Frame]]:
 
 
 def _stack(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames down to the event loop's or the thread's own, the outermost first."""
+    """Return the frames down to those of the event loop or the thread, outermost first."""
     found = []
     while frame is not None and frame.f_code.co_filename not in (
         asyncio.events.__file__,

@@ -1,4 +1,4 @@
-"""What a run calls in place of the built-in ones, for :mod:`call_paths`: each notes its callers."""
+"""Plugins for :mod:`call_paths` that replace the built-in ones and record their callers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Env(BanditEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin a task."""
+        """Start a task."""
         note("env.reset")
         return super().reset(seed=seed, options=options)
 
@@ -34,7 +34,7 @@ class Env(BanditEnv):
 
 
 class EpisodeReward(Reward):
-    """By turns 0 and 1, so that members of a group differ and are trained."""
+    """Returns 0 and 1 in turn, so that members of a group differ and are trained."""
 
     stateless = True
     _next = 0
@@ -58,7 +58,7 @@ class Loss(GRPO):
 
 
 class Channel(SharedMemoryChannel):
-    """Shared memory; its engine is the one that notes."""
+    """Shared memory, with the engine that records its callers."""
 
 
 _generate = EmbeddedEngine.generate

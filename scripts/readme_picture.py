@@ -20,7 +20,7 @@ def main() -> None:
     """Draw the run named on the command line."""
     if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "journal.db").exists():
         sys.exit("usage: python scripts/readme_picture.py RUN   (a run directory)")
-    # Text stays text, and nothing in the file depends on the day or on chance.
+    # Text stays text, and the file does not depend on the date or on randomness.
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "rollart", "path.simplify": True})
     plot([Path(sys.argv[1])], PICTURE)
 

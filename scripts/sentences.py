@@ -1,8 +1,8 @@
-"""Draw 100 sentences of the documentation for a review: ``python scripts/sentences.py COMMIT``.
+"""Select 100 random sentences of the documentation: ``python scripts/sentences.py COMMIT``.
 
-Takes: a commit. Gives: numbered sentences of ``README.md`` and ``docs/`` at that commit. The random
-generator is seeded by the commit's hash, so that nobody can choose them. Never: draws from code
-blocks, tables or headings.
+Takes: a commit. Gives: numbered sentences of ``README.md`` and ``docs/`` at that commit, for a
+review. The random generator is seeded with the commit's hash, so that nobody can choose them.
+Never: selects from code blocks, tables or headings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEAST_WORDS = 4
 def sentences(page: str) -> list[str]:
     """Return the sentences of a Markdown page, in order.
 
-    Code, tables, headings, comments and pictures are left out. An item of a list is a paragraph.
+    Code, tables, headings, comments and pictures are omitted. A list item counts as a paragraph.
     """
     text = re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
     text = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -47,14 +47,14 @@ def sentences(page: str) -> list[str]:
 
 
 def git(*arguments: str) -> str:
-    """Return what git prints."""
+    """Return the output of git."""
     return subprocess.run(
         ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
 
 
 def drawn(commit: str) -> list[tuple[str, str]]:
-    """Return pages and sentences that the hash of a commit draws."""
+    """Return pages and sentences, selected with the hash of a commit."""
     names = git("ls-tree", "-r", "--name-only", commit, "README.md", "docs").split()
     pages = [name for name in names if name.endswith(".md") and not name.startswith("docs/review/")]
     found = [(page, s) for page in pages for s in sentences(git("show", f"{commit}:{page}"))]

@@ -2,7 +2,7 @@
 
     docs/ and the project's own pages --> build/site-src --> zensical build --strict --> build/site
 
-Takes: the program ``zensical``. Gives: static pages. Their order and titles are those of
+Takes: the program ``zensical``. Gives: static pages, with the order and titles of
 ``docs/index.md``. The table of all modules is generated here and is not committed. Never: writes
 into ``docs/``.
 """
@@ -27,19 +27,19 @@ PROJECT = {
     "benchmarks/README.md": "project/benchmarks.md",
     "examples/mission/README.md": "project/mission.md",
 }
-"""Pages outside ``docs/`` and where they are on the site."""
+"""Pages outside ``docs/`` and their paths on the site."""
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 ENTRY = re.compile(r"^- \[(.+?)\]\((.+?)\)", flags=re.MULTILINE)
 MODULES = "reference/modules.md"
 
 
 def place_of(path: str) -> str | None:
-    """Return where a file of the repository is on the site; None: it is not there."""
+    """Return the path of a repository file on the site; None if it is not on the site."""
     return PROJECT.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
 
 
 def on_the_site(text: str, source: str, target: str) -> str:
-    """Return a page with its links as the site has them; those to other files become plain text.
+    """Return a page with the links of the site. Links to other files become plain text.
 
     Args:
         text: Markdown.
@@ -78,7 +78,7 @@ def navigation(index: str) -> list[dict[str, object]]:
 
 
 def assemble(folder: Path) -> None:
-    """Write the sources of the site."""
+    """Write the source files of the site."""
     tables = runpy.run_path(str(ROOT / "docs/tables.py"))
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
@@ -93,7 +93,7 @@ def assemble(folder: Path) -> None:
 
 
 def settings(folder: Path, out: Path) -> str:
-    """Return the configuration of zensical; JSON's strings, lists and booleans are TOML's."""
+    """Return the configuration of zensical. JSON's strings, lists and booleans are valid TOML."""
     features = ["content.code.copy", "navigation.sections", "navigation.top", "search.highlight"]
     nav = navigation((ROOT / "docs/index.md").read_text(encoding="utf-8"))
     entries = ", ".join(_toml(entry) for entry in nav)

@@ -3,12 +3,11 @@
 
     scripts/structure.py            a table
     scripts/structure.py --json     one JSON object, with the names behind each count
-    scripts/structure.py --run      also what an episode crosses, measured in a run (seconds; needs
-                                    what `make setup` installs): see call_paths.py
+    scripts/structure.py --run      also the path of an episode, measured in a run (takes seconds;
+                                    requires what `make setup` installs): see call_paths.py
 
-Counts files that git tracks. Code lines are those with code: without blank lines, comments and
-docstrings. An import counts wherever it stands, inside functions too, but not under
-``if TYPE_CHECKING``.
+Counts files that git tracks. Code lines exclude blank lines, comments and docstrings. Imports
+inside functions count too, but not those under ``if TYPE_CHECKING``.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 LONG = 60
-"""Lines of a function that is too long."""
+"""Functions with more lines are too long."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Module:
     lines: int
     code_lines: int
     functions: tuple[tuple[str, int], ...]
-    """Name and lines of each."""
+    """Name and number of lines of each."""
 
     @property
     def package(self) -> str:
@@ -54,12 +53,12 @@ class Module:
 
     @property
     def is_package(self) -> bool:
-        """Whether it is the ``__init__.py`` of one."""
+        """Whether it is the ``__init__.py`` of a package."""
         return self.path.name == "__init__.py"
 
 
 def main() -> None:
-    """Print the measures."""
+    """Print the measurements."""
     found = measures(read_modules())
     if "--run" in sys.argv[1:]:
         found |= run_measures()
@@ -76,7 +75,7 @@ def main() -> None:
 
 
 def read_modules() -> dict[str, Module]:
-    """Return all modules of the packages by name."""
+    """Return all modules of the packages, by name."""
     listed = subprocess.run(
         ["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True, text=True
     )
@@ -104,7 +103,7 @@ def _read(path: Path, relative: str) -> Module:
 
 
 def _code_lines(text: str, tree: ast.Module) -> int:
-    """Count the lines with a token of code on them."""
+    """Count the lines that contain code."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(StringIO(text).readline):
         if token.type not in LAYOUT:
@@ -127,7 +126,7 @@ def importers(modules: Mapping[str, Module]) -> dict[str, set[str]]:
 
 
 def imported(module: Module, modules: Mapping[str, Module]) -> Iterator[str]:
-    """Yield the modules of ours that a module imports."""
+    """Yield our modules that a module imports."""
     pending: list[ast.AST] = [module.tree]
     while pending:
         node = pending.pop()
@@ -177,7 +176,7 @@ def cycles(edges: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def measures(modules: Mapping[str, Module]) -> dict[str, Any]:
-    """Return what is measured, by its name."""
+    """Return the measurements by name."""
     by_package: dict[str, int] = defaultdict(int)
     for module in modules.values():
         by_package[module.package] += module.code_lines
@@ -213,7 +212,7 @@ def measures(modules: Mapping[str, Module]) -> dict[str, Any]:
 
 
 def run_measures() -> dict[str, Any]:
-    """Return what is measured in a run."""
+    """Return the measurements of a run."""
     from call_paths import call_paths, files_of
 
     paths = call_paths()

@@ -1,7 +1,7 @@
 """Options of the algorithms. Never imports torch.
 
-Takes: what stands under ``algorithm`` in a run's config. Gives: one frozen model an algorithm.
-Never: lets an option pass that has no effect beside the others.
+Takes: the ``algorithm`` section of a run config. Gives: one frozen model for each algorithm.
+Never: accepts an option that has no effect in combination with the others.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GSPOConfig(GroupPolicyOptions):
     clip_low: Share = 3e-4
     clip_high: NonNegative = 4e-4
     ratio_level: Literal["sample_mean"] = "sample_mean"
-    """One ratio for the whole sample: the geometric mean of its tokens'."""
+    """One ratio for the whole sample: the geometric mean of its tokens' ratios."""
     loss_aggregation: Aggregation = "sample_mean"
 
 
@@ -61,11 +61,11 @@ class CISPOConfig(GroupPolicyOptions):
     """Options of ``rollart/CISPO-v1``."""
 
     clip_low: Share = 1.0
-    """The weight is clipped below at ``1 - clip_low`` (1: not at all)."""
+    """The weight is clipped below at ``1 - clip_low``. 1 disables this clip."""
     clip_high: NonNegative = 0.28
     """The weight is clipped above at ``1 + clip_high``."""
     dual_clip: None = None
-    """None: the weight has its bound already."""
+    """Not available (None): the weight is already bounded."""
 
     def token_advantages(self) -> str | None:
         """Return None: the weight has no gradient, so each token keeps its own advantage."""
@@ -83,12 +83,12 @@ class ReinforcePPConfig(CreditOptions, RatioPolicyOptions):
     """Options of ``rollart/REINFORCEpp-v1``."""
 
     baseline: Literal["batch_mean", "group_mean"] = "batch_mean"
-    """What a reward is compared with: the whole batch's mean alone, or first its group's."""
+    """What a reward is compared with: the batch mean only, or first the mean of its group."""
     kl_estimator: KlEstimator = "k1"
     kl_in: Literal["loss", "reward"] = "reward"
 
     def token_advantages(self) -> str | None:
-        """Return what makes advantages differ within a sample; None: nothing does."""
+        """Return the cause of different advantages within a sample; None if there is none."""
         if self.credit == "turn":
             return "credit: turn"
         return "kl_in: reward" if self.kl_coef and self.kl_in == "reward" else None
@@ -98,31 +98,32 @@ class PPOConfig(RatioPolicyOptions):
     """Options of ``rollart/PPO-v1``."""
 
     credit: Literal["trajectory", "turn"] = "trajectory"
-    """Whether the reward falls on the last token of the trajectory, or what a turn earned on the
-    last token of that turn (all of it on the last, where a reward function gave another reward than
-    ``env.step``)."""
+    """Whether the whole reward is placed on the last token of the trajectory, or the reward of each
+    turn on the last token of that turn. If a reward function replaced the reward of ``env.step``,
+    the last turn gets the whole reward."""
     discount: Share = 1.0
-    """What a reward, or a value, is worth one ``discount_unit`` earlier."""
+    """Factor on a reward or value for each ``discount_unit`` that it lies ahead."""
     gae_lambda: Share = 1.0
-    """How far advantages look ahead before they trust the critic: 0 one ``discount_unit``, 1 to
-    the end."""
+    """How far advantages look ahead before they rely on the critic: 0 is one ``discount_unit``, 1
+    is until the end."""
     discount_unit: Literal["token", "turn"] = "token"
-    """Whether ``discount`` and ``gae_lambda`` apply at each token, or only where a turn ends."""
+    """Whether ``discount`` and ``gae_lambda`` apply at each token, or only at the end of a turn."""
     normalise: Literal["batch_std", "none"] = "batch_std"
-    """Whether advantages are made to have mean 0 and standard deviation 1 over the batch's
-    tokens."""
+    """Whether advantages are normalised to mean 0 and standard deviation 1 over the tokens of the
+    batch."""
     value_coef: Positive = 0.5
     """Weight of the critic's loss."""
     value_clip: Positive | None = 0.2
-    """A value counts as moved by at most this from what it was before the first update on the
-    batch (none: without bound)."""
+    """In the critic's loss, a value can differ by at most this from its value before the first
+    update on the batch. null: not clipped."""
     kl_estimator: KlEstimator = "k1"
     kl_in: Literal["loss", "reward"] = "reward"
     zero_advantage: Literal["keep"] = "keep"
-    """Samples with advantage 0 teach the critic: they are kept."""
+    """Samples with advantage 0 are kept, because they train the critic."""
     bootstrap_truncated: bool = False
-    """After a truncated trajectory the value is the critic's of the last state it has judged, the
-    one the last token was chosen in, and not 0: what was cut off is not taken for an end."""
+    """Whether the value after a truncated trajectory is the critic's value of the last state that
+    it scored (the state in which the last token was chosen) instead of 0. A truncation is then not
+    treated as the end of the episode."""
 
     @model_validator(mode="after")
     def _ppo_options_have_an_effect(self) -> Self:
@@ -133,17 +134,17 @@ class PPOConfig(RatioPolicyOptions):
         return self
 
     def token_advantages(self) -> str | None:
-        """Return what makes advantages differ within a sample: always the critic."""
+        """Return the cause of different advantages within a sample: always the critic."""
         return "the critic of PPO"
 
     def run_problems(self, run: RunFacts) -> Iterator[tuple[str, str]]:
-        """Yield clips that hold nothing, the critic's among them; see :class:`Options`."""
+        """Yield clips that have no effect, including the critic's; see :class:`Options`."""
         yield from super().run_problems(run)
         if run.updates_per_batch == 1 and self.value_clip and self.changed("value_clip"):
             yield (
                 "value_clip",
-                "has no effect with trainer.updates_per_batch: 1, where no value has moved yet; "
-                "remove it",
+                "has no effect with trainer.updates_per_batch: 1, because values have not moved "
+                "yet; remove it",
             )
 
 
@@ -151,10 +152,10 @@ class TOPRConfig(CreditOptions, LossOptions):
     """Options of ``rollart/TOPR-v1``."""
 
     baseline: Number | Literal["group_mean"] = 0.5
-    """Subtracted from each reward: what lies below it is a negative example. ``group_mean``: the
-    mean of its group."""
+    """Subtracted from each reward. A trajectory below it is a negative example. ``group_mean``: the
+    mean of the trajectory's group."""
     weight_cap: Positive = 1.0
-    """Negative examples are weighted by policy / inference policy of the sample, at most this."""
+    """Upper bound of the weight of negative examples: policy / inference policy of the sample."""
     loss_aggregation: Aggregation = "sample_sum"
 
 
@@ -162,8 +163,8 @@ class RAFTPPConfig(RatioPolicyOptions):
     """Options of ``rollart/RAFTpp-v1``."""
 
     least_reward: Number | None = None
-    """Trajectories with at least this reward are trained on (none: those with their group's best
-    reward, where the group has others too)."""
+    """Trajectories with at least this reward are trained on. null: those with the best reward of
+    their group, if the rewards of the group differ."""
     loss_aggregation: Aggregation = "sample_mean"
 
 
@@ -171,14 +172,14 @@ class GiGPOConfig(GroupOptions, RatioPolicyOptions):
     """Options of ``rollart/GiGPO-v1``."""
 
     normalise: Literal["group_std", "none"] = "group_std"
-    """Whether advantages are divided by the standard deviation of what they are compared with."""
+    """Whether advantages are divided by the standard deviation of the returns they compare."""
     step_weight: Positive = 1.0
-    """Weight of the step's advantage beside that of the whole trajectory."""
+    """Weight of the step advantage relative to the advantage of the whole trajectory."""
     discount: Share = 0.95
-    """What a reward is worth one turn earlier, in the returns of steps."""
+    """Factor on a reward for each turn that it lies ahead, in the returns of steps."""
 
     def token_advantages(self) -> str | None:
-        """Return what makes advantages differ within a sample: always the steps' advantages."""
+        """Return the cause of different advantages within a sample: always the step advantages."""
         return "the step advantage of GiGPO"
 
 
@@ -188,24 +189,24 @@ class StarPOConfig(GroupPolicyOptions):
     clip_high: NonNegative = 0.28
     loss_aggregation: Aggregation = "trajectory_mean"
     keep_groups: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of a batch's groups that is trained on: those whose rewards vary most."""
+    """Share of a batch's groups that are trained on: those whose rewards vary most."""
 
 
 class SFTConfig(Options):
     """Options of ``rollart/SFT-v1``."""
 
     loss_aggregation: Literal["token_mean", "sample_mean"] = "token_mean"
-    """Mean over tokens, or mean over samples of each one's token mean."""
+    """Mean over all tokens, or mean over samples of each sample's token mean."""
     least_reward: Number | None = None
-    """Trajectories with a smaller reward are left out (none: all are learned from)."""
+    """Trajectories with a smaller reward are left out. null: all trajectories are used."""
 
 
 class DistillationConfig(RatioPolicyOptions):
     """Options of ``rollart/OPD-v1``."""
 
     reward_coef: NonNegative = 0.0
-    """Weight of the trajectory's reward, less its group's mean, beside the teacher's opinion."""
+    """Weight of the trajectory's reward minus its group mean, added to the teacher's advantage."""
 
     def token_advantages(self) -> str | None:
-        """Return what makes advantages differ within a sample: always the teacher."""
-        return "the teacher's opinion of each token"
+        """Return the cause of different advantages within a sample: always the teacher."""
+        return "the teacher's score of each token"

@@ -1,9 +1,9 @@
-"""What each trajectory, or each turn of it, has earned.
+"""The reward that each trajectory, or each turn of it, earned.
 
 Takes: trajectories, and penalties of their tokens. Gives: returns in the order of turns, and rows
-of tokens. Never: compares trajectories with each other; that is ``group_advantages.py``.
+of tokens. Never: compares trajectories with each other; ``group_advantages.py`` does that.
 
-    trajectory   R                                    one number for all tokens
+    trajectory   R                                       one number for all tokens
     turn         G_k = sum_{j >= k} discount^(j-k) r_j   for the tokens of turn k
 
 arXiv:2505.10978 (GiGPO), section 4, for the discounted return of a step.
@@ -26,7 +26,7 @@ from rollart_algorithms.turns import (
 from rollart_core.types import FloatArray, Group, Trajectory
 
 Returns = npt.NDArray[np.float64]
-"""``[K]`` of one trajectory: what it earned from each turn on, or ``[1]``: in all."""
+"""``[K]`` of one trajectory: the return from each turn on; or ``[1]``: the total."""
 
 
 def group_returns(
@@ -35,9 +35,9 @@ def group_returns(
     """Return the returns of each member of each group.
 
     Args:
-        groups: Their members are not failed: each has a reward.
-        options: Says to what a reward is credited; None: to the trajectory.
-        penalties: ``[T]`` a sample, subtracted from the reward; None: nothing is.
+        groups: Groups without failed members. Each member has a reward.
+        options: Options that select the tokens a reward is credited to. None: the trajectory.
+        penalties: One ``[T]`` per sample, subtracted from the reward. None: no penalty.
     """
     given = per_trajectory(groups, penalties)
     return [[_returns(t, options, next(given)) for t in g.trajectories] for g in groups]
@@ -46,7 +46,7 @@ def group_returns(
 def per_trajectory(
     groups: Sequence[Group], rows: Sequence[FloatArray] | None
 ) -> Iterator[Sequence[FloatArray]]:
-    """Yield for each trajectory the rows of its samples; nothing where there are none."""
+    """Yield for each trajectory the rows of its samples; empty if ``rows`` is None."""
     given = iter(rows or ())
     for group in groups:
         for trajectory in group.trajectories:
@@ -54,40 +54,40 @@ def per_trajectory(
 
 
 def reward_of(trajectory: Trajectory) -> float:
-    """Return the reward of a trajectory that has one: groups hold no failed ones."""
+    """Return the reward of a trajectory. Groups have no failed trajectories, so it is set."""
     reward = trajectory.reward
-    assert reward is not None, f"{trajectory.ticket.ticket_id} failed: it has no place in a group"
+    assert reward is not None, f"{trajectory.ticket.ticket_id} failed: it must not be in a group"
     return reward
 
 
 def mean_reward(group: Group) -> float:
-    """Return the mean reward of the members that a group has."""
+    """Return the mean reward of the members that are in a group."""
     return float(np.mean([reward_of(t) for t in group.trajectories]))
 
 
 def require_siblings(groups: Sequence[Group], option: str) -> None:
-    """Refuse a batch without any siblings to compare.
+    """Reject a batch in which no group has two members.
 
     Args:
         groups: The batch.
-        option: What compares them, such as ``baseline: group_mean``.
+        option: The option that compares them, such as ``baseline: group_mean``.
 
     Raises:
-        ValueError: When no group has two members.
+        ValueError: If no group has two members.
     """
     if groups and all(len(group.trajectories) < 2 for group in groups):
         raise ValueError(
-            f"algorithm: {option} compares the members of a group, and no group of the batch has "
-            "two; set rollout.group_size to 2 or more, or leave the option out"
+            f"algorithm: {option} compares the members of a group, but no group of the batch has "
+            "two; set rollout.group_size to 2 or more, or remove the option"
         )
 
 
 def rows_of(trajectory: Trajectory, values: Returns) -> list[FloatArray]:
-    """Return one ``[T]`` a sample: at each sampled token the value of its turn, or of all.
+    """Return one ``[T]`` per sample: the value of its turn, or the total, at each sampled token.
 
     Args:
-        trajectory: Whose samples.
-        values: ``[K]`` of its turns, or ``[1]``.
+        trajectory: The trajectory of the samples.
+        values: ``[K]``, one per turn, or ``[1]``.
     """
     if len(values) == 1:
         value = values.astype(np.float32)[0]
@@ -96,7 +96,7 @@ def rows_of(trajectory: Trajectory, values: Returns) -> list[FloatArray]:
 
 
 def turn_sums(trajectory: Trajectory, rows: Sequence[FloatArray]) -> Returns:
-    """Return ``[K]``: the sum of ``rows``, ``[T]`` a sample, over each turn's sampled tokens."""
+    """Return ``[K]``: the sum of ``rows`` (``[T]`` per sample) over each turn's sampled tokens."""
     sums = np.zeros(num_turns(trajectory), dtype=np.float64)
     for sample, row in zip(trajectory.samples, rows, strict=True):
         at = sample.loss_mask

@@ -1,14 +1,14 @@
 """DAPO: decoupled clip and dynamic sampling.
 
-Takes, gives and never: as ``grpo.py``, with other defaults.
+Takes, gives and never: as in ``grpo.py``, with other defaults.
 
     A_i  = (R_i - mean(R)) / std(R)
     l_it = -min(r A_i, clip(r, 1 - low, 1 + high) A_i)       clip-higher: high > low, section 3.1
     loss = sum_i sum_t l_it / sum_i n_i                      token-level loss, section 3.3
 
-arXiv:2503.14476 (DAPO). Its two other parts are not the loss's, and any algorithm can have them:
-groups whose members all earned the same are replaced by fresh ones (dynamic sampling, section 3.2:
-``rollout.equal_groups: replace``), and an answer that is too long is punished in the reward
+arXiv:2503.14476 (DAPO). Its two other parts are not in the loss, and any algorithm can use them:
+groups whose members all have the same reward are replaced by new ones (dynamic sampling, section
+3.2: ``rollout.equal_groups: replace``), and an answer that is too long is penalised in the reward
 (section 3.4: ``shaping.overlong``).
 """
 

@@ -1,14 +1,14 @@
-"""On-policy distillation: a teacher judges each token that the policy wrote.
+"""On-policy distillation: a teacher scores each token that the policy wrote.
 
 Takes: groups with the teacher's logprobs of their tokens, then packed logprobs. Gives: advantages
-that differ by token, then a loss. Never: needs the teacher's samples, or more of its distribution
-than the one token.
+that differ by token, then a loss. Never: needs samples of the teacher, or more of its distribution
+than the probability of the one token.
 
     A_t = log pi_teacher - log pi_inference  (+ reward_coef (R_i - mean(R)))
     l_t = -w min(r A_t, clip(r, 1 - low, 1 + high) A_t)
 
-On average ``-A_t`` is the reverse KL divergence KL(pi || teacher) at that token, and this its
-policy gradient, each token standing for itself (no discount): arXiv:2306.13649 (GKD), section 3,
+On average ``-A_t`` is the reverse KL divergence KL(pi || teacher) at that token, and this loss is
+its policy gradient with each token on its own (no discount): arXiv:2306.13649 (GKD), section 3,
 on-policy data with reverse KL; arXiv:2306.08543 (MiniLLM), section 2.2, the single-step part; Lu
 and Thinking Machines Lab 2025, "On-Policy Distillation".
 """
@@ -42,7 +42,7 @@ class OnPolicyDistillation(RatioPolicy):
         return super().wanted_signals() | {"teacher_logprobs"}
 
     def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return how much likelier the teacher finds each token; see :class:`PolicyGradient`."""
+        """Return teacher minus policy logprob of each token; see :class:`PolicyGradient`."""
         if self.config.reward_coef:
             require_siblings(groups, "reward_coef")
         samples = [s for g in groups for s in g.samples]

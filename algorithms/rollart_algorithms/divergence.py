@@ -1,12 +1,12 @@
-"""How far the policy is from the reference, estimated from the tokens that were sampled.
+"""The divergence of the policy from the reference, estimated from the sampled tokens.
 
-Takes: log ratios of tokens sampled by ``pi``. Gives: estimates of KL(pi || ref), a token each.
-Never: more than the one sampled token of each distribution.
+Takes: log ratios of tokens sampled by ``pi``. Gives: estimates of KL(pi || ref), one per token.
+Never: uses more of each distribution than the one sampled token.
 
 With ``l = log(ref / pi)`` (Schulman 2020, "Approximating KL divergence"):
 
     k1 = -l                   unbiased; as a loss its gradient is 0 on average
-    k2 = l^2 / 2              biased a little; as a loss its gradient is that of the KL on average
+    k2 = l^2 / 2              slightly biased; as a loss its gradient is that of the KL on average
     k3 = exp(l) - l - 1       unbiased, never negative; arXiv:2402.03300 (GRPO), equation 4
 """
 
@@ -27,7 +27,7 @@ def kl_tokens(log_ratio: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:
 
     Args:
         log_ratio: ``[N]``, ``log(ref / pi)``.
-        estimator: Which.
+        estimator: The estimator.
     """
     if estimator == "k1":
         return -log_ratio
@@ -39,14 +39,14 @@ def kl_tokens(log_ratio: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:
 def kl_penalties(
     groups: Sequence[Group], signals: Signals, options: LossOptions
 ) -> list[FloatArray] | None:
-    """Return what to subtract from the reward, ``[T]`` a sample; None where nothing is.
+    """Return the penalties to subtract from the reward, ``[T]`` per sample; None if there are none.
 
-    The divergence is that of the policy that sampled: its logprobs are the engine's.
+    The divergence is that of the policy that sampled: it uses the logprobs of the engine.
 
     Args:
-        groups: Whose samples.
-        signals: With ``ref_logprobs``.
-        options: Says how much, and how it is estimated.
+        groups: The groups of the samples.
+        signals: Signals with ``ref_logprobs``.
+        options: Options with the weight of the penalty and its estimator.
     """
     if not options.kl_coef or options.kl_in != "reward":
         return None

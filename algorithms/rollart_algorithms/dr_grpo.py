@@ -1,15 +1,15 @@
 """Dr. GRPO: GRPO done right, without its two biases.
 
-Takes, gives and never: as ``grpo.py``, with other defaults.
+Takes, gives and never: as in ``grpo.py``, with other defaults.
 
-    A_i  = R_i - mean(R)                       not divided by the standard deviation, which makes
-                                               questions count more the easier or harder they are
+    A_i  = R_i - mean(R)                       not divided by the standard deviation, which gives
+                                               easier and harder questions more weight
     loss = 1/B sum_i sum_t l_it                not divided by a sample's length, which makes wrong
                                                answers cost less the longer they are
 
-arXiv:2503.20783 (Dr. GRPO), section 3. Its code divides by a constant besides: that is
-``sample_sum_norm``. ``B`` counts all samples: with ``zero_advantage: drop`` the divisor depends on
-the rewards, which is a bias of another kind.
+arXiv:2503.20783 (Dr. GRPO), section 3. Its code also divides by a constant: use
+``sample_sum_norm`` for that. ``B`` counts all samples. With ``zero_advantage: drop`` the divisor
+depends on the rewards, which is another bias.
 """
 
 from __future__ import annotations

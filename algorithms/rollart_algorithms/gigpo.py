@@ -1,17 +1,17 @@
-"""GiGPO: groups in groups, by the states that trajectories have in common.
+"""GiGPO: groups within groups, formed by the states that trajectories have in common.
 
 Takes: groups of scored trajectories with their turns, then packed logprobs. Gives: advantages that
-differ by turn, then a loss. Never: asks for a critic, or for further rollouts.
+differ by turn, then a loss. Never: needs a critic or additional rollouts.
 
     A^E_i  = (R_i - mean(R)) / F                       of trajectory i in its group
     G_ik   = sum_{j >= k} discount^(j-k) r_ij          of turn k
-    A^S_ik = (G_ik - mean(G in S)) / F                 S: the turns of the group, of all its
-                                                       trajectories, that began in the same state
+    A^S_ik = (G_ik - mean(G in S)) / F                 S: all turns of the group, of any trajectory,
+                                                       that started in the same state
     A_ik   = A^E_i + step_weight A^S_ik
 
 arXiv:2505.10978 (GiGPO), section 4; ``F`` is the standard deviation, or 1 with
-``normalise: none``. Two turns began in the same state when the environment showed the same text
-before them. A state that was met once has nothing to compare: its ``A^S`` is 0.
+``normalise: none``. Two turns started in the same state if the environment showed the same text
+before them. A state that occurs once cannot be compared: its ``A^S`` is 0.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GiGPO(RatioPolicy):
     min_group_size: ClassVar[int] = 2
 
     def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return the advantages of trajectory and turn together; see :class:`PolicyGradient`."""
+        """Return the sum of trajectory and step advantages; see :class:`PolicyGradient`."""
         penalties = kl_penalties(groups, signals, self.config)
         by_turn = CreditOptions(credit="turn", discount=self.config.discount)
         episodes = group_returns(groups, None, penalties)
@@ -58,7 +58,7 @@ class GiGPO(RatioPolicy):
         return rows
 
     def _of_steps(self, group: Group, returns: Sequence[Returns]) -> list[Returns]:
-        """Return ``[K]`` a member: each turn against those that began in the same state."""
+        """Return ``[K]`` per member: each turn compared with those of the same initial state."""
         values = [np.zeros(len(member), dtype=np.float64) for member in returns]
         states: dict[str, list[tuple[int, int]]] = {}
         for i, trajectory in enumerate(group.trajectories):

@@ -1,7 +1,7 @@
-"""How members of a group compare with each other: baselines and normalisation.
+"""Baselines and normalisation: how the members of a group are compared.
 
-Takes: the returns of the members that a group has; failed ones are not among them. Gives: their
-advantages. Never: counts a member that is missing.
+Takes: the returns of the members that are in a group; failed ones are not. Gives: their
+advantages. Never: counts a missing member.
 
 With ``M`` members and returns ``R_i``:
 
@@ -10,11 +10,11 @@ With ``M`` members and returns ``R_i``:
     / group_std     of the members                           arXiv:2402.03300, section 4.1.2
     / batch_std     of all returns of the batch              arXiv:2508.08221 (Lite PPO)
 
-A standard deviation counts as at least ``std_floor``. ``batch_std`` is that of the returns as they
-are, not less their groups' means: groups that differ from each other make it larger.
+A standard deviation is at least ``std_floor``. ``batch_std`` is the standard deviation of the
+returns without subtracting group means: differences between groups make it larger.
 
-Turns are compared with the same turn of the other members. A member that had ended by then earned
-nothing more: it counts as 0.
+Turns are compared with the same turn of the other members. A member that has already ended counts
+as 0, because it earns nothing more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rollart_algorithms.credit import Returns
 from rollart_algorithms.options import GroupOptions
 
 EPS = 1e-6
-"""Returns whose standard deviation is below this have no preference: their advantages are 0."""
+"""If the standard deviation of returns is below this, their advantages are 0."""
 
 Baseline = Literal["group_mean", "leave_one_out"]
 
@@ -40,10 +40,10 @@ def group_advantages(
     """Return the advantages of each member.
 
     Args:
-        members: ``[K_i]`` each.
-        baseline: What they are compared with.
-        options: Says what they are divided by.
-        batch_std: Of the batch, see :func:`std_of`.
+        members: ``[K_i]`` of each member.
+        baseline: What returns are compared with.
+        options: Options that set the divisor.
+        batch_std: The standard deviation of the batch, see :func:`std_of`.
     """
     table = np.zeros((len(members), max(len(m) for m in members)), dtype=np.float64)
     for row, member in zip(table, members, strict=True):
@@ -54,9 +54,9 @@ def group_advantages(
 
 
 def std_of(groups: Sequence[Sequence[Returns]], options: GroupOptions) -> float:
-    """Return the standard deviation of all returns; 1 where it is not asked for or is 0.
+    """Return the standard deviation of all returns; 1 if it is not used or is 0.
 
-    With ``credit: turn`` a return is that of a turn, and long members have more of them.
+    With ``credit: turn`` each turn has one return, so long members contribute more of them.
     """
     if options.normalise != "batch_std":
         return 1.0
@@ -67,7 +67,7 @@ def std_of(groups: Sequence[Sequence[Returns]], options: GroupOptions) -> float:
 
 
 def is_flat(returns: npt.NDArray[np.float64]) -> bool:
-    """Return whether returns are all the same, but for rounding."""
+    """Return whether returns are all equal, except for rounding."""
     return bool(returns.std() < EPS * max(1.0, float(np.abs(returns).max())))
 
 

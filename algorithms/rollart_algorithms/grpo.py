@@ -1,7 +1,7 @@
 """Group relative policy optimisation.
 
 Takes: groups of scored trajectories, then packed logprobs. Gives: advantages, then a loss.
-Never: asks for a critic; the other members of a group are the baseline.
+Never: needs a critic; the other members of a group are the baseline.
 
 With members ``i`` of a group, rewards ``R_i``, tokens ``t`` and
 
@@ -10,10 +10,10 @@ With members ``i`` of a group, rewards ``R_i``, tokens ``t`` and
     w    = min(pi_proximal / pi_inference, cap)          truncated importance sampling, no gradient
     KL   = pi_ref/pi_trainer - log(pi_ref/pi_trainer) - 1          arXiv:2402.03300, equation 4
 
-the loss of a token is ``-w min(r A, clip(r, 1 - low, 1 + high) A) + kl_coef KL``, and that of a
-batch the mean over samples of the mean over their tokens: equation 3 of arXiv:2402.03300. The clip
-bounds are 0.2, those of PPO; the paper names none. One value of the paper is no default: its
-``kl_coef`` is 0.04, here it is 0, since a KL term needs a forward pass of the reference for every
+The loss of a token is ``-w min(r A, clip(r, 1 - low, 1 + high) A) + kl_coef KL``. The loss of a
+batch is the mean over samples of the mean over their tokens: equation 3 of arXiv:2402.03300. The
+clip bounds are 0.2, as in PPO; the paper gives none. One default differs from the paper:
+``kl_coef`` is 0, not 0.04, because a KL term needs a forward pass of the reference for every
 token. For ``w`` see ``policy_gradient.py``.
 """
 
@@ -52,7 +52,7 @@ class GRPO(RatioPolicy):
         return [row for g in groups for t in g.trajectories for row in rows_of(t, next(values))]
 
     def compare(self, groups: Sequence[Sequence[Returns]]) -> list[Returns]:
-        """Return the advantages of all members, in order, from their returns."""
+        """Return the advantages of all members, in order, computed from their returns."""
         batch_std = std_of(groups, self.config)
         return [
             member

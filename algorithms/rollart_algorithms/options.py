@@ -1,8 +1,8 @@
-"""The parts that the options of several algorithms are made of. Never imports torch.
+"""Base models that the options of several algorithms are made of. Never imports torch.
 
-Takes: what stands under ``algorithm`` in a run's config. Gives: frozen models, of which
-``config.py`` makes one for each algorithm. Never: lets an option pass that has no effect beside the
-others.
+Takes: the ``algorithm`` section of a run config. Gives: frozen models, which ``config.py`` combines
+into one model for each algorithm. Never: accepts an option that has no effect in combination with
+the others.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 
 class Options(BaseModel):
-    """What all models of options have in common."""
+    """Base of all option models."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def refuse_idle(self, reason: str, *names: str) -> None:
-        """Raise where one of these options differs from its default.
+        """Raise an error if one of these options differs from its default.
 
         Args:
-            reason: Why they have no effect, after ``has no effect``.
+            reason: Why they have no effect. It follows ``has no effect`` in the message.
             names: The options.
 
         Raises:
-            ValueError: Naming the first of them.
+            ValueError: With the name of the first of them.
         """
         for name in self.changed(*names):
             raise ValueError(f"{name} has no effect {reason}; remove one of them")
@@ -53,45 +53,45 @@ class Options(BaseModel):
         return [name for name in names if getattr(self, name) != fields[name].default]
 
     def run_problems(self, run: RunFacts) -> Iterator[tuple[str, str]]:
-        """Yield (option, what is wrong) for options that do not fit the run.
+        """Yield (option, problem) for options that do not fit the run.
 
         Args:
-            run: What of the run config matters here.
+            run: The facts of the run config that matter here.
         """
         yield from ()
 
     def run_warnings(self, run: RunFacts) -> Iterator[tuple[str, str]]:
-        """Yield (option, what to know of it) for options that are allowed and often regretted."""
+        """Yield (option, warning) for options that are allowed but often cause problems."""
         yield from ()
 
 
 class LossOptions(Options):
-    """How the losses of tokens become one number, and what keeps the policy near the reference."""
+    """How the losses of tokens become one number, and how the policy is kept near the reference."""
 
     loss_aggregation: Aggregation = "token_mean"
-    """Mean over tokens; or mean over samples of each one's token mean, of its token sum, or of its
-    token sum divided by ``norm_tokens``; or mean over trajectories of each one's token mean."""
+    """Mean over tokens; or mean over samples of each sample's token mean, of its token sum, or of
+    its token sum divided by ``norm_tokens``; or mean over trajectories of each one's token mean."""
     norm_tokens: PositiveInt | None = None
     """With ``loss_aggregation: sample_sum_norm``: the constant that token sums are divided by, such
-    as the most tokens a sample can have."""
+    as the maximum number of tokens of a sample."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL divergence from the reference (the weights RL began with)."""
+    """Weight of the KL divergence from the reference (the weights at the start of RL)."""
     kl_estimator: KlEstimator = "k3"
     """How the divergence is estimated from the sampled tokens: k1 is the log ratio (in the loss its
-    gradient is 0 on average), k2 half its square, k3 never negative and unbiased."""
+    gradient is 0 on average), k2 is half its square, k3 is unbiased and never negative."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the divergence is added to the loss, or subtracted from the reward before advantages
-    are taken (then it is that of the policy that sampled)."""
+    are computed (then it is the divergence of the policy that sampled)."""
     entropy_coef: NonNegative = 0.0
-    """Weight of the entropy bonus: so many times the entropy of each token's distribution is
-    subtracted from its loss, with gradient. It counters premature convergence."""
+    """Weight of the entropy bonus. The entropy of each token's distribution, times this weight, is
+    subtracted from the token's loss, with gradient. It counters premature convergence."""
     zero_advantage: Literal["keep", "drop"] = "keep"
     """``keep``: the loss is divided by all sampled tokens (samples, trajectories) of the batch.
-    ``drop``: samples whose advantages are all 0 count in no divisor; as more groups are solved the
-    divisor shrinks, and the few samples that are left weigh more and more."""
+    ``drop``: samples whose advantages are all 0 are not counted. As more groups are solved the
+    divisor shrinks, and the remaining samples get more and more weight."""
     mask_truncated: bool = False
-    """Truncated trajectories give no gradient; their rewards still count in baselines and
-    deviations, their tokens in the divisor."""
+    """Truncated trajectories give no gradient. Their rewards still count in baselines and standard
+    deviations, and their tokens in the divisor."""
 
     @model_validator(mode="after")
     def _loss_options_have_an_effect(self) -> Self:
@@ -106,23 +106,23 @@ class LossOptions(Options):
         return self
 
     def _refuse_terms_of_dropped_samples(self) -> None:
-        """Refuse terms of the loss that dropped samples would leave without their tokens."""
+        """Reject terms of the loss that would lose the tokens of dropped samples."""
         terms = {"entropy_coef": bool(self.entropy_coef)}
         terms["kl_coef (kl_in: loss)"] = bool(self.kl_coef) and self.kl_in == "loss"
         for name, is_used in terms.items():
             if is_used:
                 raise ValueError(
-                    f"zero_advantage: drop leaves samples without advantage out of the loss, and "
-                    f"with them their share of {name}; set zero_advantage: keep"
+                    f"zero_advantage: drop removes samples without advantage from the loss, and "
+                    f"also their share of {name}; set zero_advantage: keep"
                 )
 
     def run_warnings(self, run: RunFacts) -> Iterator[tuple[str, str]]:
-        """Warn of a divisor that shrinks; see :class:`Options`."""
+        """Warn about a shrinking divisor; see :class:`Options`."""
         if self.zero_advantage == "drop":
             yield (
                 "zero_advantage",
-                "drop divides the loss by the samples with an advantage only: the divisor shrinks "
-                "as learning goes on, and a rare failure then weighs as much as a whole batch; "
+                "drop divides the loss only by the samples with an advantage: the divisor shrinks "
+                "during training, and a rare failure can then weigh as much as a whole batch; "
                 "keep divides by all sampled tokens",
             )
 
@@ -131,11 +131,11 @@ class CreditOptions(Options):
     """Which tokens a reward is credited to."""
 
     credit: Literal["trajectory", "turn"] = "trajectory"
-    """Whether all tokens of a trajectory share its reward, or those of a turn are credited with
-    what was earned from that turn on. A turn earns what ``env.step`` answered, as long as that adds
-    up to the reward; where a reward function gave another, the last turn earned all of it."""
+    """Whether all tokens of a trajectory share its reward, or the tokens of a turn are credited
+    with the rewards from that turn on. The reward of a turn is that of ``env.step`` if these add up
+    to the trajectory's reward. If a reward function replaced it, the last turn gets all of it."""
     discount: Share = 1.0
-    """With ``credit: turn``: what a reward is worth one turn earlier."""
+    """With ``credit: turn``: factor on a reward for each turn that it lies ahead."""
 
     @model_validator(mode="after")
     def _credit_options_have_an_effect(self) -> Self:
@@ -145,22 +145,22 @@ class CreditOptions(Options):
 
 
 class OffPolicyOptions(Options):
-    """What is done about tokens that another policy sampled than the one being trained."""
+    """How tokens are handled that another policy sampled than the one being trained."""
 
     proximal: Literal["recompute", "inference"] = "recompute"
-    """Which policy the ratio is taken against: the trainer's own before the first update on the
-    batch (tokens are then reweighted, see ``importance_correction``), or the one that sampled the
-    token."""
+    """The policy that the ratio is computed against: ``recompute`` is the trainer's own before the
+    first update on the batch (tokens are then reweighted, see ``importance_correction``),
+    ``inference`` is the policy that sampled the token."""
     importance_correction: Correction = "token_truncate"
     """With ``proximal: recompute``: tokens are weighted by proximal / inference policy, of the
-    token or of the whole sample, truncated at ``tis_cap``; or masked where outside ``mask_floor``
-    to ``tis_cap``; or not weighted."""
+    token or of the whole sample, truncated at ``tis_cap``; or masked outside the range from
+    ``mask_floor`` to ``tis_cap``; or not weighted."""
     tis_cap: Positive | None = None
-    """Importance weights are truncated at, or masked above this (none: 2.0, or 5.0 to mask)."""
+    """Importance weights above this are truncated or masked. Default: 2.0, or 5.0 for a mask."""
     mask_floor: NonNegative | None = None
-    """With a mask: importance weights below this are masked (none: 0.5)."""
+    """With a mask: importance weights below this are masked. Default: 0.5."""
     staleness_discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """A token's loss is multiplied by this once for each version that it is stale."""
+    """A token's loss is multiplied by this once for each version of its staleness."""
 
     @model_validator(mode="after")
     def _off_policy_options_have_an_effect(self) -> Self:
@@ -178,27 +178,27 @@ class OffPolicyOptions(Options):
 
     @property
     def mask_bounds(self) -> tuple[float, float]:
-        """The importance weights between which tokens are kept."""
+        """The range of importance weights in which tokens are kept."""
         floor = DEFAULT_MASK_FLOOR if self.mask_floor is None else self.mask_floor
         return floor, self.tis_cap or DEFAULT_MASK_CAP
 
 
 class RatioPolicyOptions(OffPolicyOptions, LossOptions):
-    """How far the policy may move on one batch, and of what its ratio is."""
+    """How far the policy can move on one batch, and the level of its ratio."""
 
     clip_low: Share = 0.2
     """The ratio is clipped below at ``1 - clip_low``."""
     clip_high: NonNegative = 0.2
     """The ratio is clipped above at ``1 + clip_high``."""
     ratio_level: Literal["token", "sample_mean", "sample_sum"] = "token"
-    """Whether a ratio is that of a token; or one for the whole sample: the geometric mean of its
-    tokens' (each token's gradient follows its own advantage), or their product (which needs one
-    advantage for the whole sample)."""
+    """Whether there is one ratio per token or one per sample. ``sample_mean`` is the geometric mean
+    of the token ratios (the gradient of each token follows its own advantage). ``sample_sum`` is
+    their product (it needs one advantage for the whole sample)."""
     dual_clip: Annotated[float, Field(gt=1, le=MOST)] | None = None
-    """Where the advantage is negative, the ratio counts as at most this (none: without bound)."""
+    """Upper bound of the ratio for negative advantages. null: no bound."""
 
     clipped: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "dual_clip")
-    """Options that act on a ratio that differs from 1."""
+    """Options that have an effect only if the ratio differs from 1."""
 
     @model_validator(mode="after")
     def _product_has_one_advantage(self) -> Self:
@@ -210,36 +210,36 @@ class RatioPolicyOptions(OffPolicyOptions, LossOptions):
         return self
 
     def token_advantages(self) -> str | None:
-        """Return what makes advantages differ within a sample; None: nothing does."""
+        """Return the cause of different advantages within a sample; None if there is none."""
         return None
 
     def run_problems(self, run: RunFacts) -> Iterator[tuple[str, str]]:
-        """Yield clips that hold nothing; see :class:`Options`."""
+        """Yield clips that have no effect; see :class:`Options`."""
         yield from super().run_problems(run)
         if run.updates_per_batch > 1 or self.proximal == "inference":
             return
         for name in self.changed(*self.clipped):
             yield (
                 name,
-                "has no effect with trainer.updates_per_batch: 1 and proximal: recompute, where "
+                "has no effect with trainer.updates_per_batch: 1 and proximal: recompute, because "
                 "the ratio is always 1; remove it, or set proximal: inference or more updates",
             )
 
 
 class GroupOptions(Options):
-    """What members of a group are measured by."""
+    """How the members of a group are normalised."""
 
     normalise: Literal["group_std", "batch_std", "none"] = "group_std"
-    """Whether advantages are divided by the standard deviation of the group's rewards, or of the
-    whole batch's."""
+    """Whether advantages are divided by the standard deviation of the group's rewards, or by that
+    of the whole batch."""
     std_correction: Literal[0, 1] = 0
-    """0: standard deviations divide by the count; 1: by one less (Bessel), as TRL and verl do."""
+    """0: variances are divided by the count. 1: by the count minus 1 (Bessel), as in TRL, verl."""
     std_floor: NonNegative = 0.0
-    """A standard deviation counts as at least this: without it one rare failure in a group of
-    successes gets an advantage of several units."""
+    """Lower bound of a standard deviation. Without it, one rare failure in a group of successes
+    gets an advantage of several units."""
     min_effective_groups: PositiveInt | None = None
-    """If fewer groups of a batch than this have any advantage other than 0, its loss is multiplied
-    by their number over this (none: it never is)."""
+    """If fewer groups of a batch than this have an advantage other than 0, the loss is multiplied
+    by their number divided by this. null: the loss is never scaled."""
 
     @model_validator(mode="after")
     def _group_options_have_an_effect(self) -> Self:
@@ -268,8 +268,8 @@ class GroupOptions(Options):
 
 
 class GroupPolicyOptions(GroupOptions, CreditOptions, RatioPolicyOptions):
-    """The parts of algorithms that compare members of a group."""
+    """Base options of algorithms that compare the members of a group."""
 
     def token_advantages(self) -> str | None:
-        """Return what makes advantages differ within a sample; None: nothing does."""
+        """Return the cause of different advantages within a sample; None if there is none."""
         return "credit: turn" if self.credit == "turn" else None

@@ -1,6 +1,6 @@
 """The built-in algorithms.
 
-Takes: ``rollart.yaml`` beside it. Gives: the specs. Never: imports an algorithm, or torch.
+Takes: ``rollart.yaml`` in the same folder. Gives: the specs. Never: imports an algorithm or torch.
 """
 
 from rollart_core.contracts.algorithm import AlgorithmSpec

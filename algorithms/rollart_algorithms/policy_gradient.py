@@ -1,44 +1,44 @@
-"""The base of the algorithms: what their losses have in common.
+"""The base classes of the algorithms: the common parts of their losses.
 
-Takes: packed logprobs. Gives: one loss and its metrics. Never: says what an advantage is; that is
-each algorithm's own file.
+Takes: packed logprobs. Gives: one loss and its metrics. Never: defines advantages; the file of each
+algorithm does that.
 
     loss = aggregate(objective of each token + kl_coef KL - entropy_coef H)
 
 ``H`` is the entropy of the token's whole distribution, with gradient (arXiv:1602.01783, A3C,
-section 4). :class:`PolicyGradient` leaves the objective open; :class:`RatioPolicy` is the clipped
-one:
+section 4). :class:`PolicyGradient` leaves the objective to subclasses. :class:`RatioPolicy` has the
+clipped objective:
 
     r = pi / pi_proximal                            of a token, or of the sample (ratio_level)
     objective = -w min(r A, clip(r, 1 - low, 1 + high) A)     arXiv:1707.06347 (PPO), section 3
-    and where A < 0 no more than -w c A                       arXiv:1912.09729 (dual clip)
+    if A < 0, at most -w c A                                  arXiv:1912.09729 (dual clip)
 
-On the first update on a batch ``r`` is 1, and the gradient that of REINFORCE:
-``-w A grad log pi``. No ratio counts as more than ``e^80`` (``MAX_LOG_RATIO``).
+On the first update on a batch ``r`` is 1, and the gradient is that of REINFORCE:
+``-w A grad log pi``. A ratio is at most ``e^80`` (``MAX_LOG_RATIO``).
 
-With ``ratio_level: sample_mean`` each token has the ratio of its sample and a gradient of its own,
+With ``ratio_level: sample_mean`` each token has the ratio of its sample and its own gradient,
 
     s_t = sg(s_i) pi_t / sg(pi_t),   s_i = exp(1/n_i sum_t log r_it)        sg: no gradient
 
-which is GSPO-token, arXiv:2507.18071, section 4.3. Where all tokens of a sample have one advantage
-and one weight ``w``, value and gradient are those of ``s_i`` itself; where they differ, each token
-moves as its own advantage says, which ``s_i`` for all of them would undo.
+This is GSPO-token, arXiv:2507.18071, section 4.3. If all tokens of a sample have the same advantage
+and the same weight ``w``, value and gradient equal those of ``s_i`` itself. If they differ, each
+token follows its own advantage, which one ``s_i`` for all of them would not allow.
 
 The weight ``w`` is for tokens that another policy sampled than the one that is trained. There are
-three policies: the one that sampled (``inference``, some versions old and computed by another
-program), the proximal one (``recompute``: the trainer's, before the first update on the batch) and
-the current one. The weight has no gradient, and how many were cut off is counted:
+three policies: the one that sampled (``inference``, possibly some versions old and computed by
+another program), the proximal one (``recompute``: the trainer's before the first update on the
+batch) and the current one. The weight has no gradient. The metrics count the weights that were cut:
 
     w = prod_t pi_proximal / pi_inference          of one token, or over the sample (sequence_*)
     *_truncate   min(w, cap)
     *_mask       w where floor <= w <= cap, else 0
     x staleness_discount^staleness
 
-Splitting the proximal policy from the one that sampled is arXiv:2110.00641 (decoupled PPO, section
+Separating the proximal policy from the one that sampled is arXiv:2110.00641 (decoupled PPO, section
 3) and, for asynchronous RL of language models, arXiv:2505.24298 (AReaL, section 5.2); truncating
 the weight is equation 1 of arXiv:1802.01561 (V-trace's rho-bar) and, between the engines of one
 run, Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training".
-Masking tokens outside two bounds is IcePop (arXiv:2510.18855). The discount is in the manner of
+Masking tokens outside two bounds is IcePop (arXiv:2510.18855). The discount is similar to
 arXiv:1511.05950 (staleness-aware SGD), which divides by the staleness.
 """
 
@@ -72,13 +72,13 @@ from rollart_core.types import FloatArray, Group
 Metrics = dict[str, torch.Tensor]
 
 TRAINED = "trained"
-"""The target of ``mask_truncated``: 1 at tokens that give a gradient, 0 at the others."""
+"""The target of ``mask_truncated``: 1 at tokens that give a gradient, 0 at all others."""
 
 MAX_LOG_RATIO = 80.0
-"""Beyond this a ratio grows no more, before it overflows: the product over a long sample can.
+"""A log ratio is limited to this before it overflows, as the product over a long sample can.
 
-float32 ends at ``e^88.7``: the difference is room for advantages and sums. An infinite ratio would
-make NaN of what is exactly 0, the gradient where the clip holds it or the weight is 0."""
+float32 overflows at ``e^88.7``; the difference leaves a margin for advantages and sums. With an
+infinite ratio, gradients that are exactly 0 (clipped, or with weight 0) would become NaN."""
 
 
 class PolicyGradient(Algorithm):
@@ -103,7 +103,7 @@ class PolicyGradient(Algorithm):
         return {"ref_logprobs"} if self.config.kl_coef else set()
 
     def zero_advantage_policy(self) -> ZeroAdvantage:
-        """Return what becomes of samples that teach nothing."""
+        """Return how samples without an advantage are handled."""
         if self.config.zero_advantage == "drop":
             return "drop"
         in_loss = self.config.kl_coef and self.config.kl_in == "loss"
@@ -118,16 +118,16 @@ class PolicyGradient(Algorithm):
 
     @abstractmethod
     def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return the advantages of all trajectories, truncated ones among them.
+        """Return the advantages of all trajectories, including truncated ones.
 
-        As :meth:`Algorithm.advantages`, before ``mask_truncated``.
+        The result is that of :meth:`Algorithm.advantages`, before ``mask_truncated`` is applied.
         """
 
     @abstractmethod
     def objective(
         self, trainer_logprobs: torch.Tensor, batch: LossBatch
     ) -> tuple[torch.Tensor, Metrics]:
-        """Return ``[N]`` losses of the tokens, and ``[N]`` metrics; masked ones count for nothing.
+        """Return ``[N]`` losses of the tokens and ``[N]`` metrics; masked tokens are ignored.
 
         Args:
             trainer_logprobs: ``[N]``, with gradient.
@@ -135,7 +135,7 @@ class PolicyGradient(Algorithm):
         """
 
     def targets(self, groups: Sequence[Group], signals: Signals) -> dict[str, list[FloatArray]]:
-        """Return what is divided by, and what is left out; see :class:`Algorithm`."""
+        """Return the divisors and the mask of trained tokens; see :class:`Algorithm`."""
         found: dict[str, list[FloatArray]] = {}
         if self.config.loss_aggregation == "trajectory_mean":
             found[TRAJECTORY_TOKENS] = trajectory_tokens(groups)
@@ -165,14 +165,14 @@ class PolicyGradient(Algorithm):
         return self.aggregate(torch.where(mask, tokens, 0.0), batch), sums
 
     def aggregate(self, tokens: torch.Tensor, batch: LossBatch) -> torch.Tensor:
-        """Return one number of ``[N]`` losses, as the options say."""
+        """Aggregate ``[N]`` losses into one number according to the options."""
         if self.config.mask_truncated:
             tokens = torch.where(batch.signals[TRAINED] > 0, tokens, 0.0)
         return aggregate(tokens, batch, self.config.loss_aggregation, self.config.norm_tokens)
 
 
 class RatioPolicy(PolicyGradient):
-    """The clipped objective of ratios, weighted for what another policy sampled."""
+    """The clipped objective of ratios, weighted for tokens that another policy sampled."""
 
     config_class = RatioPolicyOptions
     config: RatioPolicyOptions
@@ -196,10 +196,10 @@ class RatioPolicy(PolicyGradient):
     def gain(
         self, log_ratio: torch.Tensor, trainer_logprobs: torch.Tensor, batch: LossBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``[N]`` what to maximise, and ``[N]`` bool: where the clip holds it.
+        """Return ``[N]`` gains to maximise, and ``[N]`` bool: True where the clip is active.
 
         Args:
-            log_ratio: ``[N]``, of the level that the options say, with gradient.
+            log_ratio: ``[N]``, of the level that the options set, with gradient.
             trainer_logprobs: ``[N]``, with gradient.
             batch: The microbatch.
         """
@@ -227,7 +227,7 @@ class RatioPolicy(PolicyGradient):
     def _is_metrics(
         self, trainer_logprobs: torch.Tensor, weights: torch.Tensor | float, batch: LossBatch
     ) -> Metrics:
-        """Return how far the policy is from the one that sampled, and the weights for that."""
+        """Return the ratios to the policy that sampled, and the weights that correct for them."""
         log_ratio = torch.where(batch.loss_mask, trainer_logprobs - batch.inference_logprobs, 0.0)
         is_ratio = log_ratio.detach().exp()
         weight = is_ratio if isinstance(weights, float) else weights
@@ -240,7 +240,7 @@ class RatioPolicy(PolicyGradient):
 
 
 def _trained_rows(groups: Sequence[Group]) -> list[FloatArray]:
-    """Return ``[T]`` a sample: 1 everywhere, or 0 everywhere in truncated trajectories."""
+    """Return one ``[T]`` per sample: all 1, or all 0 in truncated trajectories."""
     return [
         np.full(sample.num_tokens, trajectory.status != "truncated", dtype=np.float32)
         for group in groups
@@ -250,10 +250,10 @@ def _trained_rows(groups: Sequence[Group]) -> list[FloatArray]:
 
 
 def _finite_exp(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Return ``[N]`` ratios of at most ``e^MAX_LOG_RATIO``, with the gradient of that beyond it.
+    """Return ``[N]`` ratios of at most ``e^MAX_LOG_RATIO``; beyond it the gradient is that of it.
 
-    A plain clamp has gradient 0 there, as if a ratio that no clip holds (the advantage is negative,
-    and there is no dual clip) had nothing more to teach.
+    A plain clamp has gradient 0 there. That would be wrong for a ratio that is not clipped (the
+    advantage is negative and there is no dual clip).
     """
     excess = (log_ratio - MAX_LOG_RATIO).clamp(min=0).detach()
     return (log_ratio - excess).exp()
@@ -265,7 +265,7 @@ def _k3(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 def proximal_logprobs(batch: LossBatch, options: OffPolicyOptions) -> torch.Tensor:
-    """Return ``[N]`` logprobs of the policy that the ratio is taken against."""
+    """Return ``[N]`` logprobs of the policy that the ratio is computed against."""
     if options.proximal == "inference":
         return batch.inference_logprobs
     return batch.signals["proximal_logprobs"]
@@ -274,12 +274,12 @@ def proximal_logprobs(batch: LossBatch, options: OffPolicyOptions) -> torch.Tens
 def importance_weights(
     proximal: torch.Tensor, batch: LossBatch, options: OffPolicyOptions
 ) -> tuple[torch.Tensor | float, dict[str, torch.Tensor]]:
-    """Return ``[N]`` weights (or one for all), and what was cut off of them.
+    """Return ``[N]`` weights (or one for all), and metrics of the weights that were cut.
 
     Args:
         proximal: ``[N]`` logprobs.
         batch: The microbatch.
-        options: Says how.
+        options: Options of the correction.
     """
     weights, metrics = _corrected(proximal, batch, options)
     if options.staleness_discount < 1:

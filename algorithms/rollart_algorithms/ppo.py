@@ -1,25 +1,25 @@
 """PPO: proximal policy optimisation with a critic.
 
-Takes: groups, of one member too, and the critic's values. Gives: advantages and returns, then the
-loss of policy and critic together. Never: compares members of a group.
+Takes: groups (also of one member), and the critic's values. Gives: advantages and returns, then the
+joint loss of policy and critic. Never: compares members of a group.
 
-With rewards ``r_t``, values ``V_t`` of the state each token was chosen in, and ``V = 0`` after the
-last token (with ``bootstrap_truncated``, after that of a truncated trajectory: ``V`` of the state
-in which its last token was chosen, the last one that the critic has judged; arXiv:1712.00378,
-section 3):
+With rewards ``r_t``, values ``V_t`` of the state in which token ``t`` was chosen, and ``V = 0``
+after the last token. With ``bootstrap_truncated``, the value after the last token of a truncated
+trajectory is ``V`` of the state in which that token was chosen, the last one that the critic scored
+(arXiv:1712.00378, section 3):
 
     delta_t = r_t + discount V_{t+1} - V_t                     arXiv:1506.02438 (GAE), section 3
     A_t     = sum_l (discount lambda)^l delta_{t+l}            arXiv:1506.02438, section 3
-    G_t     = A_t + V_t                                        what the critic learns
+    G_t     = A_t + V_t                                        target of the critic
     policy  = -w min(r A, clip(r, 1 - low, 1 + high) A)        arXiv:1707.06347 (PPO), section 3
     critic  = 1/2 max((v - G)^2, (V + clip(v - V, -c, c) - G)^2)
 
-``v`` is the critic's value now, ``V`` that before the first update on the batch; the clipped
-critic's loss is that of PPO's reference implementation (arXiv:2005.12729, section 3). Tokens that
-the environment wrote are stepped over, and the others follow each other in the order of turns:
-those of a sub-agent, a sample of its own, lie between those of the agent that called it. ``r_t`` is
-the reward at the last token (of the trajectory, or of each turn), less the KL penalty at every
-token (arXiv:1909.08593, section 2).
+``v`` is the critic's current value, ``V`` its value before the first update on the batch. The
+clipped loss of the critic is that of PPO's reference implementation (arXiv:2005.12729, section 3).
+Tokens that the environment wrote are skipped. The other tokens follow each other in the order of
+turns: the tokens of a sub-agent, which is its own sample, lie between those of the agent that
+called it. ``r_t`` is the reward at the last token (of the trajectory, or of each turn), minus the
+KL penalty at every token (arXiv:1909.08593, section 2).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PPO(RatioPolicy):
         return "train"
 
     def extra_modules(self, hidden_size: int) -> dict[str, torch.nn.Module]:
-        """Return the critic's head; at first it values every state at 0."""
+        """Return the critic's head; its initial value of every state is 0."""
         return {"values": ValueHead(hidden_size)}
 
     def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
@@ -70,7 +70,7 @@ class PPO(RatioPolicy):
         return whitened(rows, [s.loss_mask for g in groups for s in g.samples])
 
     def targets(self, groups: Sequence[Group], signals: Signals) -> dict[str, list[FloatArray]]:
-        """Return the ``returns`` that the critic learns; see :class:`Algorithm`."""
+        """Return the ``returns`` that the critic is trained on; see :class:`Algorithm`."""
         pairs = zip(self._plain_estimates(groups, signals), signals["values"], strict=True)
         returns = [(advantages + values).astype(np.float32) for advantages, values in pairs]
         return {**super().targets(groups, signals), "returns": returns}
@@ -78,7 +78,7 @@ class PPO(RatioPolicy):
     def loss(
         self, trainer_logprobs: torch.Tensor, batch: LossBatch
     ) -> tuple[torch.Tensor, Metrics]:
-        """Return the clipped objective with its KL term, and the critic's loss; see base."""
+        """Return the clipped objective with its KL term plus the critic's loss; see the base."""
         loss, metrics = super().loss(trainer_logprobs, batch)
         tokens, is_clipped = self._critic(batch)
         critic = self.aggregate(tokens, batch)
@@ -93,7 +93,7 @@ class PPO(RatioPolicy):
         }
 
     def _critic(self, batch: LossBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``[N]`` losses of the critic, 0 where masked, and where the clip holds them."""
+        """Return ``[N]`` losses of the critic, 0 where masked, and a mask of the clipped ones."""
         now, before, wanted = (
             batch.outputs["values"],
             batch.signals["values"],
@@ -108,7 +108,7 @@ class PPO(RatioPolicy):
         return tokens, batch.loss_mask & (bounded > free)
 
     def _plain_estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return ``[T]`` a sample: advantages as the critic sees them, not normalised."""
+        """Return one ``[T]`` per sample: advantages based on the critic, not normalised."""
         spent = per_trajectory(groups, kl_penalties(groups, signals, self.config))
         values = per_trajectory(groups, signals["values"])
         return [
@@ -147,10 +147,10 @@ class PPO(RatioPolicy):
 
 
 class ValueHead(torch.nn.Module):
-    """A value of each hidden state.
+    """A linear layer that returns one value for each hidden state.
 
     Args:
-        hidden_size: Of the states.
+        hidden_size: Size of the hidden states.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -166,13 +166,14 @@ class ValueHead(torch.nn.Module):
 
 
 def token_rewards(trajectory: Trajectory, timeline: Timeline, *, per_turn: bool) -> Row:
-    """Return ``[K]`` what each token earned, by turns: together the trajectory's reward.
+    """Return ``[K]`` rewards of tokens in turn order; their sum is the trajectory's reward.
 
     Args:
-        trajectory: Not failed, with at least one sampled token.
-        timeline: Its own.
-        per_turn: Whether what a turn earned falls on its last token, or all on the last of all. A
-            turn without tokens leaves its reward to the next that has some, or the last.
+        trajectory: A trajectory that did not fail and has at least one sampled token.
+        timeline: The timeline of that trajectory.
+        per_turn: Whether the reward of a turn is placed on its last token. If False, all reward is
+            placed on the last token. The reward of a turn without tokens moves to the next turn
+            with tokens, or to the last one.
     """
     rewards = np.zeros(len(timeline.turns), dtype=np.float64)
     if not per_turn:
@@ -190,19 +191,19 @@ def generalised_advantages(
 ) -> Row:
     """Return ``[K]`` advantages, by the recurrence ``A_t = delta_t + gamma_t lambda_t A_{t+1}``.
 
-    ``gamma_t`` and ``lambda_t`` may differ by token: with 1 inside a turn and less where one ends,
-    time is counted in turns.
+    ``gamma_t`` and ``lambda_t`` can differ by token. If they are 1 inside a turn and smaller at its
+    end, time is counted in turns.
 
     Args:
         rewards: ``[K]``.
         values: ``[K]``.
-        gamma: ``[K]``, discount between this token and the next.
-        lam: ``[K]``, likewise.
-        last_value: The value after the last token: 0 where the episode ended there.
+        gamma: ``[K]``, the discount between this token and the next.
+        lam: ``[K]``, the same for lambda.
+        last_value: The value after the last token: 0 if the episode ended there.
     """
     advantages = []
     ahead, next_value = 0.0, last_value
-    # Python's own numbers: numpy's one by one take several times as long.
+    # Python numbers: single numpy scalars are several times slower.
     columns = (column[::-1].tolist() for column in (rewards, values, gamma, lam))
     for reward, value, discount, trace in zip(*columns, strict=True):
         delta = reward + discount * next_value - value

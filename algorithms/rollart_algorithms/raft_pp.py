@@ -1,14 +1,14 @@
-"""RAFT++: learning from the best answers only, with ratio and clip.
+"""RAFT++: train only on the best answers, with ratio and clip.
 
 Takes: groups of scored trajectories, then packed logprobs. Gives: advantages of 1 or 0, then a
-loss. Never: pushes an answer down.
+loss. Never: lowers the probability of an answer on purpose.
 
     A_i  = 1 where R_i = max(R), else 0
     loss = -1/B sum_i 1/n_i sum_t min(r A_i, clip(r, 1 - low, 1 + high) A_i)
 
-arXiv:2504.11343 (Xiong et al.). A group whose members all earned the same has no best
-one, and is left out, unless ``least_reward`` says what is good enough. ``B`` counts all samples
-(with ``zero_advantage: drop``, those that are trained on).
+arXiv:2504.11343 (Xiong et al.). A group whose members all have the same reward has no best member
+and is left out, unless ``least_reward`` sets a threshold. ``B`` counts all samples
+(with ``zero_advantage: drop``, only those that are trained on).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RAFTPP(RatioPolicy):
     config: RAFTPPConfig
 
     def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return 1 for the tokens of the chosen trajectories; see :class:`PolicyGradient`."""
+        """Return 1 for the tokens of the selected trajectories; see :class:`PolicyGradient`."""
         penalties = kl_penalties(groups, signals, self.config)
         rows: list[FloatArray] = []
         for group, members in zip(groups, group_returns(groups, None, penalties), strict=True):

@@ -1,17 +1,17 @@
 """REINFORCE++: PPO without a critic; the whole batch is the baseline.
 
-Takes: groups, of one member too, then packed logprobs. Gives: advantages, then a loss.
-Never: asks for a critic.
+Takes: groups (also of one member), then packed logprobs. Gives: advantages, then a loss.
+Never: needs a critic.
 
-    G_t = R - kl_coef sum_{s >= t} KL_s             return of a token, the KL being in the reward
+    G_t = R - kl_coef sum_{s >= t} KL_s             return of a token, with the KL in the reward
     A_t = (G_t - mean(G)) / std(G)                  over all tokens of the batch
 
     with baseline: group_mean                       "REINFORCE++-baseline"
     A_t = (G'_t - mean(G')) / std(G'),  G'_t = G_t - mean of R in the group
 
-arXiv:2501.03262 (REINFORCE++). Tokens are in the order of turns, whichever sample each is in. The
-objective is the clipped one of ``policy_gradient.py``; KL is k1 in the reward unless the options
-say otherwise.
+arXiv:2501.03262 (REINFORCE++). Tokens are in the order of turns, whichever sample they are in. The
+objective is the clipped one of ``policy_gradient.py``. The KL divergence is k1 in the reward unless
+the options change it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rollart_core.types import FloatArray, Group, Trajectory
 
 
 class ReinforcePP(RatioPolicy):
-    """REINFORCE with returns of tokens that are normalised over the batch.
+    """REINFORCE with token returns that are normalised over the batch.
 
     Args:
         options: The fields of :class:`ReinforcePPConfig`.
@@ -64,7 +64,7 @@ class ReinforcePP(RatioPolicy):
 def _less_what_follows(
     trajectory: Trajectory, rows: Sequence[FloatArray], penalties: Sequence[FloatArray]
 ) -> list[FloatArray]:
-    """Return ``rows`` less the sum of penalties from each token to the last in time."""
+    """Return ``rows`` minus the sum of penalties from each token to the last one in time."""
     if not len(penalties) or not trajectory.num_loss_tokens:
         return list(rows)
     timeline = Timeline.of(trajectory)

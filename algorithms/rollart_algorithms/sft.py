@@ -1,7 +1,7 @@
 """Supervised fine-tuning on demonstrations.
 
 Takes: groups of demonstrations, or of any trajectories that are worth imitating. Gives: the mean
-negative log likelihood of their tokens. Never: looks at who wrote a token, or compares rewards.
+negative log likelihood of their tokens. Never: checks who wrote a token, or compares rewards.
 
     loss = -sum_i sum_t log pi_it / sum_i n_i                  (token_mean)
 
@@ -34,7 +34,7 @@ class SFT(Algorithm):
         self.config = SFTConfig.model_validate(options)
 
     def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return 1 for each token to be learned; see :class:`Algorithm`."""
+        """Return 1 for each token to train on, else 0; see :class:`Algorithm`."""
         least = -np.inf if self.config.least_reward is None else self.config.least_reward
         return [
             s.loss_mask.astype(np.float32) * np.float32((t.reward or 0.0) >= least)

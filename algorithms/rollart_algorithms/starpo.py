@@ -1,13 +1,13 @@
-"""StarPO: the whole trajectory of state, thinking, action and reward is what is optimised.
+"""StarPO: optimise the whole trajectory of states, thoughts, actions and rewards.
 
-Takes, gives and never: as ``grpo.py``, with other defaults, and groups that may be left out.
+Takes, gives and never: as in ``grpo.py``, with other defaults. Some groups can be left out.
 
-    A_i  = (R_i - mean(R)) / std(R)                              R_i: of the whole trajectory
+    A_i  = (R_i - mean(R)) / std(R)                              R_i: reward of the whole trajectory
     loss = -1/B' sum_i 1/n_i sum_t min(r A_i, clip(r, 1 - low, 1 + high) A_i)
 
-over ``B'`` trajectories of ``n_i`` tokens, all turns together: arXiv:2504.20073 (RAGEN). Of the
-stabilised StarPO-S there are the filter, which keeps the groups whose rewards vary most
-(``keep_groups``), and the decoupled clip; its critic is PPO's.
+over ``B'`` trajectories of ``n_i`` tokens, all turns together: arXiv:2504.20073 (RAGEN). From the
+stabilised StarPO-S, this file has the filter that keeps the groups whose rewards vary most
+(``keep_groups``) and the decoupled clip. The critic of StarPO-S is PPO's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollart_algorithms.grpo import GRPO
 
 
 class StarPO(GRPO):
-    """GRPO of whole trajectories, on the groups of which the policy is least certain.
+    """GRPO of whole trajectories, on the groups in which the policy is least certain.
 
     Args:
         options: The fields of :class:`StarPOConfig`.

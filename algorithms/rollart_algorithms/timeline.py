@@ -1,8 +1,8 @@
 """The sampled tokens of one trajectory in the order in which they were sampled.
 
-Takes: rows of its samples. Gives: one row of all sampled tokens, turn by turn, and back. Never:
-takes the order of samples for that of time: a sub-agent, or a branch, is a sample of its own whose
-turns lie between those of another.
+Takes: rows of its samples. Gives: one row of all sampled tokens, turn by turn, and the reverse.
+Never: assumes that the order of samples is the order of time. A sub-agent or a branch is its own
+sample, and its turns can lie between those of another sample.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Timeline:
     """When the ``K`` sampled tokens of a trajectory were sampled."""
 
     masks: tuple[BoolArray, ...]
-    """``[T]`` a sample, True at its sampled tokens."""
+    """``[T]`` per sample, True at its sampled tokens."""
     order: npt.NDArray[np.intp]
-    """``[K]``: the place of each, in the order of turns, among those of all samples in a row."""
+    """``[K]``: tokens in the order of turns, as indices into the tokens of all samples in a row."""
     turns: npt.NDArray[np.int32]
-    """``[K]``, the turn of each; never less than the one before."""
+    """``[K]``: the turn of each token, in ascending order."""
     is_end: BoolArray
-    """``[K]``, True at the last token of each turn."""
+    """``[K]``: True at the last token of each turn."""
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Timeline:
-        """Return that of a trajectory with at least one sampled token."""
+        """Return the timeline of a trajectory with at least one sampled token."""
         by_sample = np.concatenate([s.turn_ids[s.loss_mask] for s in trajectory.samples])
         order = np.argsort(by_sample, kind="stable")
         turns = by_sample[order]
@@ -42,12 +42,12 @@ class Timeline:
         return cls(tuple(s.loss_mask for s in trajectory.samples), order, turns, is_end)
 
     def joined(self, rows: Sequence[FloatArray]) -> Row:
-        """Return ``[K]``, in the order of turns, of ``[T]`` a sample."""
+        """Return ``[K]``, in the order of turns, from one ``[T]`` per sample."""
         given = [row[mask] for row, mask in zip(rows, self.masks, strict=True)]
         return np.concatenate(given)[self.order].astype(np.float64)
 
     def parted(self, values: Row) -> list[FloatArray]:
-        """Return ``[T]`` a sample, 0 where nothing was sampled, of ``[K]`` by turns."""
+        """Return one ``[T]`` per sample, 0 at unsampled tokens, from ``[K]`` in turn order."""
         by_sample = np.empty_like(values)
         by_sample[self.order] = values
         rows, start = [], 0

@@ -1,7 +1,7 @@
 """TOPR: tapered off-policy REINFORCE.
 
-Takes: groups, of one member too, then packed logprobs. Gives: advantages, then a loss.
-Never: recomputes logprobs; it is made for data of another policy.
+Takes: groups (also of one member), then packed logprobs. Gives: advantages, then a loss.
+Never: recomputes logprobs. It is made for data of another policy.
 
 With ``A_i = R_i - baseline`` of trajectory ``i``:
 
@@ -9,9 +9,9 @@ With ``A_i = R_i - baseline`` of trajectory ``i``:
            min(pi(y_i) / pi_inference(y_i), cap)    where A_i < 0, no gradient; cap is 1
     loss = -1/B sum_i w_i A_i sum_t log pi_it
 
-arXiv:2503.14286 (TOPR), section 3. What is good is learned like supervised data, however unlikely
-it was; what is bad is pushed down only as long as the policy would still say it, so that the loss
-stays bounded. The ratio is of the whole sample.
+arXiv:2503.14286 (TOPR), section 3. Positive examples are trained on as in supervised learning,
+however unlikely they are. Negative examples are pushed down only while the policy can still produce
+them, so the loss stays bounded. The ratio is that of the whole sample.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rollart_core.types import FloatArray, Group
 
 
 class TOPR(PolicyGradient):
-    """REINFORCE whose importance weight tapers what is pushed down, and nothing else.
+    """REINFORCE with an importance weight that tapers negative examples only.
 
     Args:
         options: The fields of :class:`TOPRConfig`.
@@ -41,7 +41,7 @@ class TOPR(PolicyGradient):
     config: TOPRConfig
 
     def estimates(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return rewards less the baseline; see :class:`PolicyGradient`."""
+        """Return rewards minus the baseline; see :class:`PolicyGradient`."""
         if self.config.baseline == "group_mean":
             require_siblings(groups, "baseline: group_mean")
         penalties = kl_penalties(groups, signals, self.config)

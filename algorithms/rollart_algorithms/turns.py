@@ -1,7 +1,7 @@
-"""An episode turn by turn: where its tokens are, what each turn earned, what state it began in.
+"""The turns of an episode: the tokens, the reward and the initial state of each turn.
 
-Takes: the records of trajectories. Gives: spans, per-turn rewards and anchors, for algorithms that
-give credit to turns. Never: imports torch, or changes a record.
+Takes: trajectory records. Gives: spans, per-turn rewards and anchors, for algorithms that assign
+credit to turns. Never: imports torch, or changes a record.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def turn_spans(sample: Sample) -> list[TurnSpan]:
 
 
 def num_turns(trajectory: Trajectory) -> int:
-    """Return how many turns it has: as recorded, and no fewer than its tokens tell of."""
+    """Return the number of turns: as recorded, and at least as many as its tokens refer to."""
     seen = [int(s.turn_ids.max()) + 1 for s in trajectory.samples if s.num_loss_tokens]
     return max([len(trajectory.turns), *seen])
 
 
 def turn_rewards(trajectory: Trajectory) -> FloatArray:
-    """Return what each turn earned, ``[num_turns]``; together the trajectory's reward.
+    """Return the reward of each turn, ``[num_turns]``; the sum is the trajectory's reward.
 
-    That is what ``env.step`` answered, where it adds up to the reward. Where it does not, a reward
-    function has scored the episode as a whole: all of the reward falls on the last turn.
+    These are the rewards of ``env.step`` if their sum equals the trajectory's reward. Otherwise a
+    reward function scored the whole episode, and the last turn gets the whole reward.
     """
     given = [turn.reward for turn in trajectory.turns]
     rewards = np.zeros(num_turns(trajectory), dtype=np.float32)
@@ -64,7 +64,7 @@ def turn_rewards(trajectory: Trajectory) -> FloatArray:
 
 
 def turn_returns(rewards: FloatArray, discount: float) -> FloatArray:
-    """Return the discounted sum of rewards from each turn on: ``G_k = r_k + discount G_{k+1}``."""
+    """Return the discounted sum of rewards from each turn: ``G_k = r_k + discount G_{k+1}``."""
     returns = np.zeros(len(rewards), dtype=np.float64)
     ahead = 0.0
     for k in range(len(rewards) - 1, -1, -1):
@@ -73,10 +73,10 @@ def turn_returns(rewards: FloatArray, discount: float) -> FloatArray:
 
 
 def anchors(trajectory: Trajectory) -> tuple[str, ...]:
-    """Return the anchor of each turn: a digest of what the environment showed before it.
+    """Return the anchor of each turn: a digest of the observation before it.
 
-    Turns of one group with equal anchors chose in the same state of the environment: the anchor
-    states of GiGPO (arXiv:2505.10978).
+    Turns of one group with equal anchors started in the same state of the environment. They are the
+    anchor states of GiGPO (arXiv:2505.10978).
     """
     return tuple(
         blake2b(turn.observation.encode(), digest_size=16).hexdigest() for turn in trajectory.turns
@@ -84,7 +84,7 @@ def anchors(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def spread_over_turns(sample: Sample, per_turn: Sequence[float] | FloatArray) -> FloatArray:
-    """Return ``[T]``: at each sampled token the number of its turn, 0 elsewhere."""
+    """Return ``[T]``: the value of its turn at each sampled token, 0 elsewhere."""
     row = np.zeros(sample.num_tokens, dtype=np.float32)
     mask = sample.loss_mask
     row[mask] = np.asarray(per_turn, dtype=np.float32)[sample.turn_ids[mask]]

@@ -1,7 +1,7 @@
 """Normalisation over all tokens of a batch.
 
-Takes: rows of tokens. Gives: the same with mean 0 and standard deviation 1 over the sampled tokens.
-Never: lets a masked token count.
+Takes: rows of tokens. Gives: the rows with mean 0 and standard deviation 1 over the sampled tokens.
+Never: counts a masked token.
 
     A_t = (x_t - mean(x)) / std(x)                  arXiv:2501.03262 (REINFORCE++)
 """
@@ -17,11 +17,11 @@ from rollart_core.types import BoolArray, FloatArray
 
 
 def whitened(rows: Sequence[FloatArray], masks: Sequence[BoolArray]) -> list[FloatArray]:
-    """Return rows normalised over their sampled tokens; all 0 where those are all the same.
+    """Return rows normalised over their sampled tokens; all 0 if those are all equal.
 
     Args:
-        rows: ``[T]`` a sample.
-        masks: ``[T]`` a sample, True at sampled tokens.
+        rows: One ``[T]`` per sample.
+        masks: One ``[T]`` per sample, True at sampled tokens.
     """
     live = [np.asarray(r, dtype=np.float64)[m] for r, m in zip(rows, masks, strict=True)]
     values = np.concatenate(live) if live else np.zeros(0)

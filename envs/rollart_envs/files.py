@@ -1,6 +1,6 @@
-"""Files that an environment's options name.
+"""Check the files that an environment's options name.
 
-Takes: a path. Gives: what is wrong with it, for a config model's ``missing()``. Never: opens a
+Takes: a path. Gives: the problem with it, for a config model's ``missing()``. Never: opens a
 file.
 """
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def missing_files(**named: Path | None) -> dict[str, str]:
-    """Return what is not there, by option.
+    """Return a problem for each option whose file is missing.
 
     Args:
-        named: Option -> the file it names; None: it names none.
+        named: Option -> the file that it names; None: no file.
     """
     return {
-        option: f"{path} is a folder, and no file" if path.is_dir() else f"there is no file {path}"
+        option: f"{path} is a folder, not a file" if path.is_dir() else f"there is no file {path}"
         for option, path in named.items()
         if path is not None and not path.is_file()
     }

@@ -1,7 +1,7 @@
-"""The built-in environments, registered as any stranger's package registers its own.
+"""The built-in environments, registered in the same way as those of any other package.
 
-Takes: ``rollart.yaml`` beside it. Gives: the specs, and the commands that go with them. Never:
-imports an environment.
+Takes: ``rollart.yaml`` in the same folder. Gives: the specs and commands. Never: imports an
+environment.
 """
 
 from rollart_core.contracts.env import EnvSpec

@@ -1,5 +1,5 @@
-"""The benchmarks: each module with a `run(options)` is one, ours beside a peer's in one run.
+"""The benchmarks. Each module with a `run(options)` compares ours with a peer in one run.
 
-Its ``TAKES`` names its options, ``short`` among them. With ``CONFIG = True`` every other option is
+Its ``TAKES`` names its options, including ``short``. With ``CONFIG = True``, every other option is
 a key of a run config.
 """

@@ -1,18 +1,18 @@
-"""`rollart bench adapters`: foreign environments through RollArt beside their own libraries' loops.
+"""`rollart bench adapters`: third-party environments through RollArt and in their own loops.
 
 Each side makes one environment and plays the episodes of seeds 0, 1, 2, ... with the same random
-actions (so the returns must be equal, and are compared), one after the other, in this process. Ours
-goes through ``rollart_core.make``: reset, step and the checks on what they give. Sides take turns.
-With ``python=...`` ours runs in that other Python; the native loop stays here.
+actions, one after the other, in this process. The returns must be equal, and are compared. Our side
+uses ``rollart_core.make``: reset, step and the checks of their results. The sides alternate. With
+``python=...``, ours runs in that other Python; the native loop stays here.
 
-OpenEnv's environments are on a server, so the rows of OpenEnv are of our client beside its own, on
-one real server in a process of its own on this machine (``python -m rollart_bench.adapters``); a
-good part of each figure is the server's. Both clients are asyncio; each session plays episodes of
+OpenEnv's environments are on a server. Its rows compare our client with OpenEnv's own client, with
+one real server in a separate process on this machine (``python -m rollart_bench.adapters``). The
+server takes a large part of each figure. Both clients use asyncio. Each session plays episodes of
 five turns, one after another.
 
-Takes: ``rounds``, ``seconds`` (of each side in a round), ``only`` (an adapter), ``python``,
-``short``. Gives: rows of rollouts/s; a case whose package is not installed is skipped. Never:
-installs anything, or leaves the server running.
+Takes: ``rounds``, ``seconds`` (per side and round), ``only`` (an adapter), ``python``, ``short``.
+Gives: rows of rollouts/s; a case whose package is not installed is skipped. Never: installs
+anything, or leaves the server running.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ from rollart_core.plugins import registry
 TAKES: Final = ("rounds", "seconds", "only", "python", "short")
 
 NUM_SEEDS = 200
-"""Seeds are used again after so many episodes."""
+"""Seeds repeat after this number of episodes."""
 NUM_COMPARED = 20
-"""Episodes whose returns are compared before anything is timed."""
+"""Episodes whose returns are compared before anything is measured."""
 UNIT = "rollouts/s"
 OPENENV = "openenv"
 NUM_SESSIONS = (1, 32)
-"""Of OpenEnv, at once."""
+"""Concurrent sessions of OpenEnv."""
 NUM_TURNS = 5
-"""Of its episodes."""
+"""Turns of its episodes."""
 _SAYS = "hello"
 _Episode = Callable[[Any, int], Awaitable[float]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One environment on both sides."""
+    """One environment, for both sides."""
 
     adapter: str
     env_id: str
     native: Callable[[str, int], Player]
     action: Callable[[Random], str] | None = None
-    """What is said, from a generator; None: one of the available actions."""
+    """Makes an action with a generator. If None, one of the available actions."""
     options: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -79,7 +79,7 @@ def _choice(num_actions: int, rng: Random) -> str:
 
 
 def cases() -> list[Case]:
-    """Return every environment that is measured."""
+    """Return every environment to measure."""
     gym, rg = native_envs.gymnasium, native_envs.reasoning_gym
     split = {"splits": {"train": [0, NUM_SEEDS]}}
     rows = {"tasks": {"train": native_envs.gsm8k_rows()}}
@@ -123,8 +123,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``rounds`` (3), ``seconds`` (2), ``only``, ``python``; ``short``: one round of 0.3
-            s.
+        options: ``rounds`` (3), ``seconds`` (2), ``only``, ``python``; ``short``: one round of
+            0.3 s.
 
     Returns:
         The object of ``rollart bench --json``.
@@ -168,7 +168,7 @@ def _row(
         theirs = case.native(case.env_id, registry.env_spec(case.name, options).max_turns)
     except (PluginError, ImportError) as e:
         if "python" not in options and _version(case.adapter) is not None:
-            raise  # what it needs is there
+            raise  # its requirements are installed
         raise BenchSkipped(first_line(str(e))) from e
     try:
         _compare(case, ours, theirs)
@@ -180,7 +180,7 @@ def _row(
 
 
 def _ours(case: Case, options: Mapping[str, object]) -> tuple[Player, Callable[[], None]]:
-    """Return our player, and what closes its environment."""
+    """Return our player, and a function that closes its environment."""
     env: Any = rollart_core.make(case.name, **options)
     action = case.action
     assert action is not None
@@ -201,13 +201,13 @@ def _compare(case: Case, ours: Player, theirs: Player) -> None:
     """Play the same episodes on both sides.
 
     Raises:
-        RollartError: When a return differs: then it is not the same environment.
+        RollartError: If a return differs: then the environments are not the same.
     """
     for seed in range(NUM_COMPARED):
         pair = ours(seed, Random(seed)), theirs(seed, Random(seed))
         if abs(pair[0] - pair[1]) > 1e-9:
             raise RollartError(
-                f"{case.name}, seed {seed}: a return of {pair[0]}, its own {pair[1]}"
+                f"{case.name}, seed {seed}: a return of {pair[0]}, its own loop's is {pair[1]}"
             )
 
 
@@ -245,12 +245,12 @@ def _openenv_rows(rounds: int, seconds: float) -> Iterator[dict[str, object]]:
     """Yield the rows of OpenEnv: rollouts/s over all sessions.
 
     Args:
-        rounds: How often the sides take turns.
-        seconds: Of each side in a round.
+        rounds: The number of rounds; sides alternate.
+        seconds: Per side and round.
 
     Raises:
         BenchSkipped: If a package is missing.
-        RollartError: When the sides do not play the same.
+        RollartError: If the sides do not play the same episodes.
     """
     require("openenv", "aiohttp", extra="adapters")
     with _server() as url:
@@ -305,7 +305,7 @@ async def _their_sessions(url: str, sessions: int, seconds: float) -> float:
 
 
 async def _rate_of_all(players: list[Any], play: _Episode, seconds: float) -> float:
-    """Return episodes per second, all players at once, after one episode of each."""
+    """Return episodes per second of all concurrent players, after one warm-up episode each."""
 
     async def until(player: Any) -> int:
         num_played = 0
@@ -316,7 +316,7 @@ async def _rate_of_all(players: list[Any], play: _Episode, seconds: float) -> fl
 
     returns = await asyncio.gather(*(play(player, 0) for player in players))
     if any(abs(value - NUM_TURNS * 0.5) > 1e-6 for value in returns):
-        raise RollartError(f"the echo paid {returns}, not {NUM_TURNS * 0.5:g} an episode")
+        raise RollartError(f"the echo env returned {returns}, not {NUM_TURNS * 0.5:g} per episode")
     began = time.perf_counter()
     played = await asyncio.gather(*(until(player) for player in players))
     return sum(played) / (time.perf_counter() - began)
@@ -335,7 +335,7 @@ def _server() -> Iterator[str]:
 
 
 def serve(fd: int) -> None:
-    """Serve an echo of five turns on an open socket, until killed."""
+    """Serve an echo environment of five turns on an open socket, until the process is killed."""
     types: Any = import_module("openenv.core.env_server.types")
     interfaces: Any = import_module("openenv.core.env_server.interfaces")
     pydantic: Any = import_module("pydantic")
@@ -343,7 +343,7 @@ def serve(fd: int) -> None:
     seen = pydantic.create_model("Heard", __base__=types.Observation, text=(str, ""))
 
     class Echo(interfaces.Environment):  # type: ignore[misc]
-        """Says what it is told."""
+        """Returns each message to the sender."""
 
         SUPPORTS_CONCURRENT_SESSIONS = True
         state = types.State()

@@ -1,13 +1,13 @@
-"""`rollart bench affinity`: envs on the hardware that suits them, beside other placements.
+"""`rollart bench affinity`: envs on the hardware that suits them, compared with other placements.
 
-Environments that read much and write little, and others that write much and read little, at once,
-over engines of two classes: one rich in arithmetic, one rich in bandwidth. Controller, scheduler,
-router, env pool and episodes are the real ones; engines wait as long as a device of theirs would
-(:mod:`rollart_testing.modelled_engine`), and a trainer that takes no time trains. All placements
-run at the same time, each with parts of its own, so that whatever disturbs one disturbs all.
+Prefill-heavy and decode-heavy environments run concurrently over engines of two classes: one with
+high FLOP/s, one with high bandwidth. Controller, scheduler, router, env pool and episodes are the
+real ones. Engines wait as long as one of their devices would take
+(:mod:`rollart_testing.modelled_engine`), and the trainer takes no time. All placements run
+concurrently, each with its own workers, so that any disturbance affects all of them.
 
-Takes: ``short``, ``seconds``, ``seeds``, ``faster``. Gives: trajectories/s of `affinity` beside
-`colocate`, `random` and an even spread, and beside what ``rollart plan`` expects. Never: uses a
+Takes: ``short``, ``seconds``, ``seeds``, ``faster``. Gives: trajectories/s of `affinity` compared
+with `colocate`, `random` and an even spread, and with what ``rollart plan`` expects. Never: uses a
 GPU.
 """
 
@@ -58,7 +58,7 @@ TAKES: Final = ("seconds", "seeds", "faster", "short")
 
 MARK = 1.3
 CLOSE = 0.1
-"""How far a measured rate may be from what the plan says."""
+"""How far a measured rate may be from the expected rate of the plan."""
 MODEL = ModelShape(8_030_000_000, 32, 32, 8, 128)
 ENVS: Mapping[str, Workload] = {
     "read/Documents": Workload(prefill_tokens=3000, decode_tokens=16, turns=4, env_s=0.02),
@@ -73,30 +73,30 @@ WEIGHTS: Mapping[str, float] = {
     "write/Programs": 2.0,
 }
 FASTER = 2.0
-"""By this, devices are faster than those they are named after: less to wait for. More of it takes a
-quicker machine to keep up with."""
+"""Devices are faster than real ones by this factor, so waits are shorter. A larger factor needs a
+faster machine."""
 NUM_ENGINES, MAX_CONCURRENT, GROUP_SIZE = 2, 128, 2
 WARM_SHARE = 1 / 2
-"""Share of the time in which nothing is counted: all episodes begin at once."""
+"""Share of the time in which nothing is counted, because all episodes begin together."""
 ENGINE_POOLS = ("arithmetic", "bandwidth")
 HANGS_S = 60.0
-"""A placement with which no episode ends for so long, and 20 times longer than asked, hangs."""
+"""A placement hangs if no episode ends for this long, and for 20 times the requested seconds."""
 VARIES = 0.5
-"""Answers are up to this share longer or shorter than the workload says."""
+"""Answers are up to this share longer or shorter than the workload's."""
 
 
 def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``short``: 4 seconds, one seed; ``seconds`` (90) at least, ``seeds`` (3) of
-            `random`, ``faster`` (2): by this, devices are faster than real ones.
+        options: ``short``: 4 seconds, one seed; ``seconds`` (90): the minimum duration; ``seeds``
+            (3) of `random`; ``faster`` (2): devices are faster than real ones by this factor.
 
     Returns:
         The object of ``rollart bench --json``.
 
     Raises:
-        RollartError: If a placement finished nothing in many times the seconds.
+        RollartError: If a placement finishes no episode in many times the seconds.
     """
     asked = Options("affinity", options)
     require("scipy", extra="plan")
@@ -115,7 +115,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def pools(faster: float) -> list[Pool]:
-    """Return the cluster, its devices that much faster than real ones."""
+    """Return the cluster, with devices that are faster than real ones by the factor."""
     described = Cluster.model_validate(
         {
             "pools": [
@@ -138,14 +138,15 @@ def pools(faster: float) -> list[Pool]:
 
 
 def demand() -> Demand:
-    """Return what the run asks for besides; the trainer holds nothing up."""
+    """Return the demand of the run. The trainer never limits the rate."""
     return Demand(model=MODEL, weights=WEIGHTS, max_concurrent=MAX_CONCURRENT, num_trainer_ranks=64)
 
 
 def placements(cluster: Sequence[Pool], num_seeds: int) -> dict[str, Placement]:
-    """Return the placements to compare. Envs and trainer are where `affinity` has them in all.
+    """Return the placements to compare. Envs and trainer are placed as `affinity` places them.
 
-    `colocate` puts everything on one pool: on either, by the order of the cluster file.
+    `colocate` puts everything on the first pool of the cluster file. Each of the pools is tried as
+    the first one.
     """
     kinds = [pool for pool in cluster if pool.name in ENGINE_POOLS]
     affinity = _place("affinity", {}, cluster)
@@ -201,40 +202,40 @@ def _rows(measured: Mapping[str, float], expected: Mapping[str, float]) -> list[
 
 @dataclass(slots=True)
 class _Count:
-    """A recorder that counts."""
+    """A recorder that only counts."""
 
     ended_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     def ended_since(self, at_s: float) -> bool:
-        """Tell whether an episode ended after a time."""
+        """Return whether an episode ended after a time."""
         return bool(self.ended_s) and self.ended_s[-1] >= at_s
 
     def dispatched(self, ticket: Ticket, start_version: int) -> None:
-        """Nothing to keep."""
+        """Record nothing."""
 
     def ended(self, trajectory: Trajectory) -> None:
-        """Note when it finished."""
+        """Record when it finished."""
         if trajectory.failure is not None:
             self.failures.append(trajectory.failure.message)
         else:
             self.ended_s.append(time.perf_counter())
 
     def decided(self, action: LoseTicket | AbortEpisode | DropGroup | StopRun) -> None:
-        """Nothing to keep."""
+        """Record nothing."""
 
     def batch_taken(self, groups: Sequence[Group], policy_version: int) -> None:
-        """Nothing to keep."""
+        """Record nothing."""
 
     async def batch_trained(self, record: BatchRecord) -> None:
-        """Nothing to keep."""
+        """Record nothing."""
 
     def swapped(self, swaps: Sequence[WeightSwap]) -> None:
-        """Nothing to keep."""
+        """Record nothing."""
 
 
 class TokensEnv:
-    """Shows as many tokens as its workload says, for as many turns."""
+    """An environment with the number of tokens and turns of its workload."""
 
     def __init__(self, *, name: str) -> None:
         self._workload = ENVS[name]
@@ -248,22 +249,22 @@ class TokensEnv:
         return str(int(self._workload.prefill_tokens)), {}
 
     async def astep(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Take the workload's time."""
+        """Wait for the workload's reset time."""
         await asyncio.sleep(self._workload.env_s)
         self._turn += 1
         over = self._turn >= self._workload.turns
         return str(int(self._workload.prefill_tokens)), 0.0, over, False, {}
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Act at once; the worker calls ``astep``."""
+        """Return immediately; the worker calls ``astep``."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Free nothing."""
 
 
 class _CountedRow(Conversation):
-    """A row whose tokens are only counted: an observation says how many it has."""
+    """A row whose tokens are only counted. An observation holds the number of its tokens."""
 
     def __init__(self) -> None:
         self._row = []
@@ -294,14 +295,14 @@ class _CountedRow(Conversation):
 async def _measure_all(
     sides: Mapping[str, Placement], cluster: Sequence[Pool], seconds: float
 ) -> tuple[dict[str, float], float]:
-    """Return the rate of each side, all at the same time, and how late the machine wakes, in ms."""
+    """Return the rate of each concurrent side, and the mean delay of wake-ups in ms."""
     watch = asyncio.create_task(_lateness_ms(seconds))
     rates = await asyncio.gather(*(_measure(side, cluster, seconds) for side in sides.values()))
     return dict(zip(sides, rates, strict=True)), await watch
 
 
 async def _lateness_ms(seconds: float) -> float:
-    """Return how late sleeps end, in the mean: what the machine adds to what is modelled."""
+    """Return the mean delay of sleeps, which the machine adds to the modelled time."""
     loop = asyncio.get_running_loop()
     ends_s, late = loop.time() + seconds, []
     while (began := loop.time()) < ends_s:
@@ -311,7 +312,7 @@ async def _lateness_ms(seconds: float) -> float:
 
 
 async def _measure(placement: Placement, cluster: Sequence[Pool], seconds: float) -> float:
-    """Return trajectories/s with a placement, the beginning left out."""
+    """Return trajectories/s with a placement, without the beginning."""
     engines = [
         ModelledEngine(MODEL, pool, num_new=_length)
         for pool in cluster
@@ -345,7 +346,7 @@ async def _measure(placement: Placement, cluster: Sequence[Pool], seconds: float
 async def _stop(
     controller: Controller, count: _Count, counted_from_s: float, ends_s: float
 ) -> float:
-    """Stop at a time, but not before an episode that counts has ended; return when that was.
+    """Stop at a time, but not before a counted episode has ended. Return the end time.
 
     Raises:
         RollartError: If none ends.
@@ -421,7 +422,7 @@ async def _score(request: RewardRequest) -> RewardResult:
 
 
 def _length(request: GenerateRequest) -> int:
-    """Return a length around the workload's, the same for the same turn of a ticket."""
+    """Return a length near the workload's, the same for the same turn of a ticket."""
     middle = ENVS[request.env_id].decode_tokens
     draw = Random(request.sampling_key).uniform(1 - VARIES, 1 + VARIES)
     return round(middle * draw)

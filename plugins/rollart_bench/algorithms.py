@@ -1,15 +1,15 @@
-"""`rollart bench algorithms`: does every registered algorithm learn?
+"""`rollart bench algorithms`: check that every registered algorithm learns.
 
-``toy/Bandit-v1`` with two arms and two turns: a policy that pulls any arm is right in both turns in
-a quarter of all episodes. Each algorithm begins with the same tiny model, which knows the form of
-the game and no more, and has 60 seconds. One that wants a critic gets one, one that wants a teacher
-gets a model that was taught which arm pays, one that learns from demonstrations those of the
-environment's expert.
+The task is ``toy/Bandit-v1`` with two arms and two turns. A policy that pulls any arm is right in
+both turns in a quarter of all episodes. Each algorithm starts from the same tiny model, which only
+knows the form of the game, and has 60 seconds. If it needs a critic, it gets one. If it needs a
+teacher, it gets a model that was taught which arm pays. If it learns from demonstrations, it gets
+those of the environment's expert.
 
-Takes: ``only`` (algorithms, with commas between them), ``batches``, ``seed``, ``wall_s`` (60),
+Takes: ``only`` (algorithms, separated by commas), ``batches``, ``seed``, ``wall_s`` (60),
 ``picture`` (runs/bench-algorithms.png), ``runs_dir``, ``short``. Gives: success on held-out tasks
-before and after, and the curves of all in one picture. Never: leaves an algorithm out that is
-registered, unless it is told which.
+before and after, and the curves of all in one picture. Never: omits a registered algorithm without
+``only``.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ TAKES: Final = (
 
 ENV: Mapping[str, object] = {"arms": 2, "turns": 2}
 MARK = 0.9
-"""Success on held-out tasks, from about a quarter."""
+"""Target for the success on held-out tasks, which starts at about a quarter."""
 WALL_S = 60.0
 BATCHES, SHORT_BATCHES = 30, 2
 SETTINGS: Mapping[str, Mapping[str, object]] = {}
-"""Alias -> what of the run config is otherwise for it."""
+"""Alias -> its overrides of the run config."""
 NUM_COLUMNS = 4
 NUM_EPISODES = bandit.GROUPS_PER_BATCH * bandit.GROUP_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmOutcome:
-    """What became of one algorithm."""
+    """The result of one algorithm."""
 
     name: str
     learned: Learned | None
     error: str = ""
-    """Why there is no run to tell of."""
+    """Why there is no run; empty if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """What all runs have in common."""
+    """The settings that all runs share."""
 
     runs_dir: Path
     beginner: Mapping[str, object]
-    """What the run config says of the model that RL begins with."""
+    """The model section of the run config, for the model that RL starts from."""
     expert: str
-    """Empty where no algorithm asks for a teacher."""
+    """Empty if no algorithm needs a teacher."""
     batches: int
     wall_s: float
     seed: int
@@ -82,10 +82,10 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``only`` (all), ``batches`` (30), ``wall_s`` (60), ``seed`` (0), ``picture``: where
-            it goes; ``runs_dir``: where run directories stay; ``beginner`` and ``expert``: folders
-            of models to use for those it makes; ``short``: GRPO, two batches, from a model that is
-            taught in the same run.
+        options: ``only`` (all), ``batches`` (30), ``wall_s`` (60), ``seed`` (0), ``picture``: its
+            path; ``runs_dir``: the folder to keep run directories in; ``beginner`` and ``expert``:
+            model folders to use instead of new ones; ``short``: GRPO, two batches, from a model
+            that is taught in the same run.
 
     Returns:
         The object of ``rollart bench --json``, with ``picture`` and ``runs``.
@@ -114,10 +114,10 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def _names(asked: Sequence[str]) -> list[str]:
-    """Return the algorithms to run, by alias where there is one; all, if none is asked for.
+    """Return the algorithms to run, by alias if there is one. Default: all.
 
     Raises:
-        UserError: When one is not registered.
+        UserError: If one is not registered.
     """
     return [_spec(name).alias or _spec(name).id for name in asked or _registered()]
 
@@ -131,7 +131,7 @@ def _spec(name: str) -> AlgorithmSpec:
 
 
 def _try(name: str, asked: _Pending) -> AlgorithmOutcome:
-    """Let one algorithm learn; one that breaks is told of, and the others go on."""
+    """Run one algorithm. If it fails, report it, so that the others continue."""
     try:
         learned = bandit.learn(config_of(name, asked))
     except RollartError as e:
@@ -143,7 +143,7 @@ def _try(name: str, asked: _Pending) -> AlgorithmOutcome:
 
 
 def config_of(name: str, asked: _Pending) -> dict[str, Any]:
-    """Return the run config of an algorithm: what it needs, and what is otherwise for it."""
+    """Return the run config of an algorithm, with its requirements and overrides."""
     spec = _spec(name)
     in_words = "".join(c if c.isalnum() else "-" for c in name)
     config = bandit.run_config(f"learns-{in_words}", asked.runs_dir, ENV) | {
@@ -152,7 +152,7 @@ def config_of(name: str, asked: _Pending) -> dict[str, Any]:
         "algorithm": {"id": name},
         "stop": {"batches": asked.batches, "wall_s": asked.wall_s},
     }
-    if spec.learns_from == "demonstrations":  # the expert does the same each time
+    if spec.learns_from == "demonstrations":  # the expert's are always the same
         alone = {"groups_per_batch": NUM_EPISODES, "group_size": 1, "min_group_size": 1}
         config = bandit.merged(config, {"rollout": alone})
     if spec.needs_critic:
@@ -163,7 +163,7 @@ def config_of(name: str, asked: _Pending) -> dict[str, Any]:
 
 
 def rows(outcomes: Sequence[AlgorithmOutcome]) -> list[dict[str, object]]:
-    """Return a row for each algorithm, and whether it learned in time."""
+    """Return a row for each algorithm: whether it learned in time."""
     return [
         row(
             f"{o.name}: sampled success{f' ({o.error})' if o.error else ''}",
@@ -198,10 +198,10 @@ def _told(outcome: AlgorithmOutcome) -> dict[str, object]:
 
 
 def draw(outcomes: Sequence[AlgorithmOutcome], path: Path) -> None:
-    """Draw one small curve an algorithm: training batches, and held-out tasks at its ends.
+    """Draw one small curve per algorithm: training batches, and held-out tasks at both ends.
 
     Raises:
-        UserError: When matplotlib is not installed.
+        UserError: If matplotlib is not installed.
     """
     num_columns = min(NUM_COLUMNS, len(outcomes))
     num_rows = math.ceil(len(outcomes) / num_columns)
@@ -226,7 +226,7 @@ def _panel(axes: Any, outcome: AlgorithmOutcome) -> None:
         axes.text(0.5, 0.5, "did not run", transform=axes.transAxes, ha="center")
         return
     learned = outcome.learned
-    if _spec(outcome.name).learns_from == "rollouts":  # else they are the expert's
+    if _spec(outcome.name).learns_from == "rollouts":  # otherwise they are the expert's
         axes.plot(range(1, len(learned.success) + 1), smoothed(learned.success, over=3))
     ends = (0, len(learned.success) + 1)
     axes.plot(ends, (learned.before, learned.after), "o", markersize=4)

@@ -1,19 +1,19 @@
-"""`rollart bench async`: rolling out while training, beside doing one after the other.
+"""`rollart bench async`: concurrent rollout and training, compared with ``mode: sync``.
 
-An environment whose step takes a long-tailed time (lognormal, mean 0.5 s, sigma 1), a tiny model,
-the same number of environments at once and of batches: the whole run in ``mode: sync`` and in
-``mode: async``, in turns.
+The environment's step time has a long tail (lognormal, mean 0.5 s, sigma 1), and the model is tiny.
+Both modes have the same number of concurrent environments and of batches. The whole run alternates
+between ``mode: sync`` and ``mode: async``.
 
-``--case slow-reward``: a training run whose rewards take a long-tailed time (lognormal, mean 2 s,
-sigma 1), once with scores beside the rollout (``scoring.overlap``), once with each episode waiting
-for its score in its place, and once in ``mode: sync``; in turns, all with the same hedges.
+``--case slow-reward``: a training run whose reward time has a long tail (lognormal, mean 2 s, sigma
+1). It runs with scoring during the rollout (``scoring.overlap``), with each episode waiting for its
+score in its slot, and in ``mode: sync``. The modes alternate, all with the same hedges.
 
 ``--case reward-faults``: a training run whose reward backend fails in every way, with an outage in
-the middle. Nothing may be lost, nothing scored for a failure, and every retry stands in the
+the middle. No ticket may be lost, no failure may count as a score, and every retry must be in the
 journal.
 
 Takes: ``case``, ``rounds``, ``batches``, ``short``. Gives: trained trajectories per second, and the
-largest staleness; of a case, its rows. Never: counts start-up or evaluation.
+largest staleness; for a case, its rows. Never: counts start-up or evaluation.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ MODES: Mapping[str, Mapping[str, object]] = {
 }
 
 MARK_STEP_TIME: Final = 1 / 0.6
-"""Step time at most 0.6 of the blocking mode's."""
-REWARD_SEATS, REWARD_BATCH = 16, 32
+"""The target: at most 0.6 of the blocking mode's step time."""
+REWARD_SLOTS, REWARD_BATCH = 16, 32
 REWARD_STEP_S, REWARD_S, SIGMA = 0.1, 2.0, 1.0
 REWARD_STALENESS = 3
 REWARD_MODES: Final[Mapping[str, Mapping[str, object]]] = {
@@ -138,9 +138,9 @@ def measure(asked: Mapping[str, Any]) -> dict[str, Any]:
         asked: ``mode``, ``batches``, ``step_s``, ``model_path``.
 
     Returns:
-        ``trajectories_per_s`` of the RL phase, and ``stalest``, in versions.
+        ``trajectories_per_s`` of the RL phase, and ``stalest``: the largest staleness in versions.
     """
-    config = waiting_run(asked, num_seats=NUM_ENVS, batch=NUM_ENVS)
+    config = waiting_run(asked, num_slots=NUM_ENVS, batch=NUM_ENVS)
     with ran({**config, **MODES[asked["mode"]]}) as report:
         return {
             "trajectories_per_s": report.batches * NUM_ENVS / report.train_wall_s,
@@ -152,9 +152,9 @@ def slow_reward(asked: Options) -> list[dict[str, object]]:
     """Return the rows of `slow-reward`.
 
     Args:
-        asked: ``short``: one round, quicker rewards, not ``mode: sync``; ``rounds`` (2) and
+        asked: ``short``: one round, faster rewards, no ``mode: sync``; ``rounds`` (2) and
             ``batches`` (24: the first and the last wait for slow scores in any mode; ``sync`` runs
-            a third).
+            a third of them).
     """
     rounds = asked.integer("rounds", 1 if asked.short else 2)
     work: dict[str, Any] = {
@@ -179,7 +179,7 @@ def _slow_rows(
     got: Mapping[str, list[float]], asked: Mapping[str, object]
 ) -> list[dict[str, object]]:
     shape = (
-        f"{REWARD_BATCH} trajectories a batch, {REWARD_SEATS} episodes at once, {TURNS} turns of "
+        f"{REWARD_BATCH} trajectories a batch, {REWARD_SLOTS} episodes at once, {TURNS} turns of "
         f"mean {asked['step_s']} s, rewards lognormal of mean {asked['reward_s']} s, "
         f"sigma {SIGMA:g}, hedged, max_staleness {REWARD_STALENESS}"
     )
@@ -210,7 +210,7 @@ def step_time(asked: Mapping[str, Any]) -> dict[str, float]:
             ``model_path``.
 
     Returns:
-        ``step_s``: seconds of the RL phase for each batch.
+        ``step_s``: seconds of the RL phase per batch.
     """
     mode = {key: value for key, value in REWARD_MODES[asked["mode"]].items() if key != "scoring"}
     backend = {"id": BACKEND, "mean_s": asked["reward_s"], "sigma": SIGMA}
@@ -261,14 +261,14 @@ def _fault_row(case: str, ours: float, mark: str, meets: bool) -> dict[str, obje
 
 
 def faulty_run(asked: Mapping[str, Any]) -> dict[str, float]:
-    """Run with a faulty backend in this process, and return what its journal says.
+    """Run with a faulty backend in this process, and return the figures of its journal.
 
     Args:
         asked: ``batches``, ``outage_s``, ``hang_s``, ``mean_s``, ``step_s``, ``model_path``.
 
     Returns:
         ``finished`` trajectories, tickets ``lost``, rewards that are ``wrong``, ``faults`` of the
-        backend (of calls that somebody still waited for), and ``retries_told`` in the journal.
+        backend (of calls that were not cancelled), and ``retries_told`` in the journal.
     """
     backend = {"id": BACKEND, "mean_s": asked["mean_s"], "sigma": 0.5, **FAULTS}
     backend["outage_s"] = asked["outage_s"]
@@ -296,7 +296,7 @@ def _mapping(value: object) -> dict[str, object]:
 
 def _config(asked: Mapping[str, Any], scoring: Mapping[str, object]) -> dict[str, object]:
     return {
-        **waiting_run(asked, num_seats=REWARD_SEATS, batch=REWARD_BATCH),
+        **waiting_run(asked, num_slots=REWARD_SLOTS, batch=REWARD_BATCH),
         "name": "bench-rewards",
         "reward": "env-return",
         "scoring": dict(scoring),
@@ -312,18 +312,18 @@ CASES: Mapping[str, Callable[[Options], list[dict[str, object]]]] = {
 
 @contextmanager
 def model_path() -> Iterator[str]:
-    """Give the folder of a new tiny model, for as long as it is needed."""
+    """Provide the folder of a new tiny model, inside the context."""
     with tempfile.TemporaryDirectory() as folder:
         yield str(new_model(folder, MODEL, FakeEnv().corpus(), seed=0))
 
 
-def waiting_run(asked: Mapping[str, Any], *, num_seats: int, batch: int) -> dict[str, object]:
-    """Return the config of a run, for a case to add to.
+def waiting_run(asked: Mapping[str, Any], *, num_slots: int, batch: int) -> dict[str, object]:
+    """Return the base config of a run for a case.
 
     Args:
-        asked: ``batches``; ``step_s``, the mean of an env step; ``model_path``.
-        num_seats: Episodes at once.
-        batch: Trajectories of one batch.
+        asked: ``batches``; ``step_s``, the mean time of an env step; ``model_path``.
+        num_slots: The number of concurrent episodes.
+        batch: Trajectories per batch.
     """
     return {
         "name": "bench-async",
@@ -339,7 +339,7 @@ def waiting_run(asked: Mapping[str, Any], *, num_seats: int, batch: int) -> dict
         "rollout": {
             "groups_per_batch": batch // GROUP_SIZE,
             "group_size": GROUP_SIZE,
-            "max_concurrent": num_seats,
+            "max_concurrent": num_slots,
             "max_turns": TURNS,
             "max_new_tokens": 4,
             "max_context_tokens": 256,
@@ -353,6 +353,6 @@ def waiting_run(asked: Mapping[str, Any], *, num_seats: int, batch: int) -> dict
 
 @contextmanager
 def ran(config: Mapping[str, object]) -> Iterator[RunReport]:
-    """Run it, and give its report for as long as its folder is there."""
+    """Run a config, and provide its report while its folder exists."""
     with tempfile.TemporaryDirectory() as folder:
         yield run_mapping({**config, "runs_dir": folder})

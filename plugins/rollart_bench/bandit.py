@@ -1,8 +1,8 @@
-"""What the benchmarks of learning on ``toy/Bandit-v1`` share: a policy to begin with, short runs.
+"""Shared parts of the benchmarks that learn on ``toy/Bandit-v1``: a starting policy, short runs.
 
 Takes: options, config overrides. Gives: a folder with a tiny model that knows the form of the game
-and nothing of which arm pays; the report and the curve of a run from it. Never: keeps run
-directories, unless it is told where.
+but not which arm pays; the report and the curve of a run from it. Never: keeps run directories,
+unless a folder for them is given.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Learned:
 
     report: RunReport
     success: tuple[float, ...]
-    """Share of the trained trajectories of each batch that succeeded."""
+    """Per batch, the share of the trained trajectories that succeeded."""
     cpu_s: float
-    """Of all processes of the run, start-up and evaluation included."""
+    """CPU seconds of all processes of the run, including start-up and evaluation."""
 
     @property
     def before(self) -> float:
@@ -55,13 +55,13 @@ class Learned:
 
     @property
     def after(self) -> float:
-        """The same after it; NaN when the run stopped itself."""
+        """The same after RL; NaN if the run stopped early."""
         return self.report.after.success.mean if self.report.after else math.nan
 
 
 @contextmanager
 def runs_folder(asked: Options) -> Iterator[Path]:
-    """Give the option ``runs_dir``, or a folder that is gone afterwards."""
+    """Return the folder of the option ``runs_dir``, or a temporary folder."""
     if "runs_dir" in asked:
         yield asked.path("runs_dir", "")
         return
@@ -70,14 +70,14 @@ def runs_folder(asked: Options) -> Iterator[Path]:
 
 
 def beginner(runs_dir: Path, env: Mapping[str, object], *, short: bool = False) -> str:
-    """Train a model on the form of the game alone, and return its folder.
+    """Train a model on the form of the game only, and return its folder.
 
-    In each demonstration another arm pays, so all that can be learned is to name an arm.
+    Each demonstration pays another arm, so the model only learns to name an arm.
 
     Args:
-        runs_dir: Where its run directory goes.
+        runs_dir: The parent of its run directory.
         env: Options of the environment.
-        short: Whether it is taught less.
+        short: Whether to train less.
     """
     train_steps = SHORT_TRAIN_STEPS if short else 70
     return _taught("beginner", runs_dir, {**env, "secret": None}, train_steps=train_steps)
@@ -89,10 +89,10 @@ def expert(runs_dir: Path, env: Mapping[str, object]) -> str:
 
 
 def short_run() -> dict[str, object]:
-    """Return what a run of a short form has instead of a model: it makes one and teaches it a bit.
+    """Return the model section of a short run: a new model that is taught in the same run.
 
-    So the policy knows something of which arm pays before RL, unlike :func:`beginner`'s; and one
-    run does what takes two otherwise.
+    So, unlike :func:`beginner`'s, the policy partly knows which arm pays before RL. One run does
+    what otherwise takes two.
     """
     return {
         "model": MODEL,
@@ -118,7 +118,7 @@ def _taught(name: str, runs_dir: Path, env: Mapping[str, object], *, train_steps
         | {
             "model": MODEL,
             "warm_start": _warm_start(train_steps),
-            # A run trains one batch at least; this one moves nothing.
+            # A run trains at least one batch. This one has no effect.
             "algorithm": {"id": "grpo", "proximal": "inference"},
             "trainer": {"lr": 1e-12},
             "evaluation": {"split": "test", "tasks": 1, "greedy": False},
@@ -129,7 +129,7 @@ def _taught(name: str, runs_dir: Path, env: Mapping[str, object], *, train_steps
 
 
 def run_config(name: str, runs_dir: Path, env: Mapping[str, object]) -> dict[str, object]:
-    """Return what all runs have in common; ``model`` and ``stop`` are still to be said."""
+    """Return the config that all runs share, without ``model`` and ``stop``."""
     return {
         "name": name,
         "runs_dir": str(runs_dir),
@@ -150,21 +150,21 @@ def run_config(name: str, runs_dir: Path, env: Mapping[str, object]) -> dict[str
 
 
 def learn(config: Mapping[str, object]) -> Learned:
-    """Run a config and read what it learned."""
+    """Run a config and read its results."""
     began = _cpu_s()
     report = run_mapping(config)
     return Learned(report, success_of(Path(report.run_dir)), _cpu_s() - began)
 
 
 def success_of(run_dir: Path) -> tuple[float, ...]:
-    """Return the success of each batch, in the order of training."""
+    """Return the success of each batch, in training order."""
     with JournalReader(run_dir) as journal:
         found = {m.policy_version: m.value for m in journal.metrics("rollout/success_mean")}
     return tuple(value for _, value in sorted(found.items()) if value is not None)
 
 
 def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the sections of another laid over it, key by key."""
+    """Return a config that is merged with another, key by key within sections."""
     over = dict(config)
     for key, value in changes.items():
         old = over.get(key)
@@ -173,7 +173,7 @@ def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def noise(one: list[float], other: list[float]) -> float:
-    """Return how far the means of two like-sized sets may lie apart by chance, 95 times of 100.
+    """Return how far the means of two sets of equal size may differ by chance, with 95% confidence.
 
     Half the interval of Student's two-sample t: ``t sqrt((s1^2 + s2^2) / n)``; NaN for one seed.
     """
@@ -184,7 +184,7 @@ def noise(one: list[float], other: list[float]) -> float:
 
 
 def mean(values: list[float]) -> float:
-    """Return the mean; NaN of none."""
+    """Return the mean, or NaN if there are no values."""
     return fmean(values) if values else math.nan
 
 

@@ -1,19 +1,19 @@
-"""`rollart bench chaos`: a run whose parts are killed, beside one that is left in peace.
+"""`rollart bench chaos`: a run whose processes are killed, compared with an undisturbed run.
 
-A tiny model in two quick environments. At seeded random moments a part is killed with SIGKILL: an
-env worker, an engine, a trainer rank (of two), the controller (and the run is gone on with by
-``--resume``), with ``runtime=ray`` a whole node of a cluster of four on this machine, and with
-``kinds="reward worker"`` a process of the reward backend `pool`. A moment is an event of the run
-(so many batches trained, so many episodes begun), and the run goes on until it has recovered from
-the last kill. Its audit must find no ticket lost or trained twice, and nothing may be left: no
-process, no file in shared memory, no temporary file or socket.
+The run trains a tiny model in two fast environments. At seeded random moments, a process is killed
+with SIGKILL: an env worker, an engine, a trainer rank (of two), the controller (and the run is
+continued with ``--resume``), with ``runtime=ray`` a whole node of a cluster of four on this
+machine, and with ``kinds="reward worker"`` a process of the reward backend `pool`. A moment is an
+event of the run (a number of trained batches or of started episodes). The run continues until it
+has recovered from the last kill. Its audit must find no ticket that is lost or trained twice.
+Nothing may be left: no process, no file in shared memory, no temporary file or socket.
 
-With ``config=PATH`` the run is that one instead, with its own limits and concurrency, and it ends
-by itself after ``steps``: `rollart bench chaos config=webshop.yaml kinds=engine`.
+With ``config=PATH``, that config is run instead, with its own limits and concurrency, and it ends
+after ``steps``: `rollart bench chaos config=webshop.yaml kinds=engine`.
 
 Takes: ``runtime``, ``steps``, ``kills``, ``seed``, ``kinds``, ``config``, ``limit_s``,
-``runs_dir``, ``short``. Gives: rows with seconds to recover and seconds a train step. Never: kills
-anything it did not start.
+``runs_dir``, ``short``. Gives: rows with seconds to recover and seconds per train step. Never:
+kills a process that it did not start.
 """
 
 from __future__ import annotations
@@ -68,30 +68,30 @@ TAKES: Final = (
     "short",
 )
 CONFIG: Final = True
-"""With ``config`` every other option is a key of it, and is checked as one."""
+"""With ``config``, every other option is a key of it, and is checked as such."""
 
 MODEL = NewModel(kind="new", num_layers=1, width=32, ffn_width=48, vocab_size=320)
 NUM_RANKS, NUM_ENGINES, NUM_ENV_WORKERS = 2, 2, 2
 GROUPS_PER_BATCH, GROUP_SIZE = 3, 4
 MOST_STEPS = 1_000_000
-"""A run is asked to end long before."""
+"""An upper bound that is never reached: the run is asked to end long before."""
 GONE_WITHIN_S = 60.0
 KINDS = {
     "inline": (*ROLES, CONTROLLER),
     "ray": (*ROLES, NODE, CONTROLLER),
     "ray-local": (*ROLES, CONTROLLER),
 }
-"""Runtime -> what is killed unless ``kinds`` says otherwise."""
+"""Runtime -> what is killed by default, without ``kinds``."""
 CONFIG_STEPS, CONFIG_KILLS = 60, 5
 """Defaults with ``config``."""
 SLOT = "slot"
-"""Resource of a Ray node that a part takes."""
+"""The resource of a Ray node that each worker takes."""
 NODES = {"a": {SLOT: 3.0}, "b": {SLOT: 3.0}, "c": {SLOT: 3.0}}
-"""Two of them have room for all parts, so that one may be lost."""
+"""Two nodes have enough slots for all workers, so one node may be lost."""
 
 
 class LetterReward(Reward):
-    """Likes some letters better than others, so that a random model's answers differ in it."""
+    """Prefers some letters, so that a random model's answers get different scores."""
 
     def score(self, request: RewardRequest) -> RewardResult:
         """Score what the policy wrote."""
@@ -101,22 +101,22 @@ class LetterReward(Reward):
 
 @dataclass(frozen=True, slots=True)
 class ChaosOutcome:
-    """What one run came to."""
+    """The results of one run."""
 
     wall_s: float
     recoveries: tuple[Recovery, ...]
     audited: AuditReport
     left: Mapping[str, Sequence[str]]
-    """What was found after its end, by sort."""
+    """What was left after its end, by kind."""
 
     @property
     def num_steps(self) -> int:
-        """Train steps in the lineage of its last weights."""
+        """The number of train steps in the lineage of its last weights."""
         return self.audited.batches
 
     @property
     def step_s(self) -> float:
-        """Seconds a train step, start and end of the run included."""
+        """Seconds per train step, including the start and the end of the run."""
         return self.wall_s / max(1, self.num_steps)
 
 
@@ -124,20 +124,20 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``short``: one kill of each kind in 6 train_steps or more, and no run in peace;
+        options: ``short``: one kill of each kind in 6 train_steps or more, and no undisturbed run;
             ``steps`` (200), ``kills`` of each kind (3), ``seed`` (0), ``runtime`` (``inline``,
             ``ray``: a cluster of four nodes, or ``ray-local``: one that the run starts), ``kinds``
-            (all but ``reward worker``, or names with commas); ``config``: a run config, which then
-            ends after exactly ``steps`` (60), with 5 kills of each kind and no run in peace;
-            ``limit_s`` (240): most seconds to recover, or to the next moment of a kill;
-            ``runs_dir``: where runs are kept; with ``config`` all others are keys of it.
+            (all but ``reward worker``, or names separated by commas); ``config``: a run config,
+            which ends after exactly ``steps`` (60), with 5 kills of each kind and no undisturbed
+            run; ``limit_s`` (240): the time limit to recover, or to reach the next kill;
+            ``runs_dir``: the folder to keep runs in; with ``config``, all others are keys of it.
 
     Returns:
         The object of ``rollart bench --json``.
 
     Raises:
         UserError: If an option is wrong.
-        RollartError: When a run did not come to its end.
+        RollartError: If a run does not end properly.
     """
     asked = Options("chaos", options)
     runtime = asked.choice("runtime", tuple(KINDS), "inline")
@@ -184,7 +184,7 @@ def _refuse_keys(keys: Mapping[str, object]) -> None:
 
 
 def _kept_in(asked: Options) -> Path | None:
-    """Return a new folder for the runs; None: they are not kept."""
+    """Return a new folder for the runs; None if they are not kept."""
     if "runs_dir" not in asked:
         return None
     return asked.path("runs_dir", "").absolute() / f"chaos-{uuid.uuid4().hex[:8]}"
@@ -193,10 +193,10 @@ def _kept_in(asked: Options) -> Path | None:
 def _from_file(
     path: Path, keys: Mapping[str, object], steps: int
 ) -> tuple[Mapping[str, object], int]:
-    """Return a run config that ends after so many train steps, and the episodes of each.
+    """Return a run config that ends after a number of train steps, and its episodes per step.
 
     Raises:
-        ConfigError: When it is not sound.
+        ConfigError: If it is not valid.
     """
     config = read_run_config(path)
     overrides = overrides_of(dict(flat(keys)))
@@ -211,22 +211,22 @@ def _from_file(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What the runs have in common."""
+    """The settings that the runs share."""
 
     config: Mapping[str, object]
     episodes_per_step: int
     steps: int
-    """Least; of a run that ends by itself: all."""
+    """The minimum number of train steps; the exact number for a run with its own limit."""
     seed: int
     runtime: str
     limit_s: float
     runs_dir: Path | None = None
-    """Where runs are kept; None: they are not."""
+    """The folder to keep runs in; None if they are not kept."""
     ends_itself: bool = False
 
 
 def _executed(folder: Path, work: _Work, plan: Sequence[Kill]) -> ChaosOutcome:
-    """Run a config to its end in a folder of its own, and look what is left."""
+    """Run a config to its end in a new folder, and check what is left."""
     config = work.config
     kept = work.runs_dir / folder.name if work.runs_dir else folder
     runs_dir, temp_dir = kept / "runs", folder / "tmp"
@@ -248,12 +248,12 @@ def _executed(folder: Path, work: _Work, plan: Sequence[Kill]) -> ChaosOutcome:
         rng = random.Random(work.seed)
         attacked = AttackedRun(path, runs_dir, temp_dir, watched, rng, cluster, work.limit_s)
         wall_s = attacked.execute(plan, None if work.ends_itself else work.steps)
-        parts = _workers_left(attacked)  # before a cluster's end ends them too
+        parts = _workers_left(attacked)  # before the cluster's end stops them too
     finally:
         if cluster is not None:
             cluster.close()
     if attacked.run_dir is None:
-        raise RollartError("the run made no run directory")
+        raise RollartError("the run did not create a run directory")
     audited, recoveries = audit(attacked.run_dir), tuple(attacked.recoveries)
     left = _left(watched, temp_dir)
     left["processes"] = [*parts, *left["processes"]]
@@ -261,7 +261,7 @@ def _executed(folder: Path, work: _Work, plan: Sequence[Kill]) -> ChaosOutcome:
 
 
 def _workers_left(attacked: AttackedRun) -> list[str]:
-    """Return the parts of a run that outlive it."""
+    """Return the worker processes of a run that outlive it."""
     if attacked.run_dir is None:
         return []
     until = time.monotonic() + GONE_WITHIN_S
@@ -349,7 +349,7 @@ def _none(case: str, found: int, unit: str) -> dict[str, object]:
 
 
 def _on_ray(config: Mapping[str, object]) -> dict[str, Any]:
-    """Return the runtime on a Ray of this machine, with as many of each part as inline."""
+    """Return the runtime section for Ray on this machine, with the same numbers of workers."""
     inline = cast("Mapping[str, int]", config.get("runtime", {}))
     return {
         "kind": "ray",
@@ -360,7 +360,7 @@ def _on_ray(config: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _joining(address: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the runtime on a cluster whose nodes have slots."""
+    """Return the runtime section for a cluster whose nodes have slots."""
     runtime = config["runtime"]
     num_parts = sum(count for name, count in runtime.items() if name.startswith("num_"))
     pool = {"name": "machines", "count": num_parts, "resources": {SLOT: 1}}
@@ -393,8 +393,8 @@ def _config(model_path: str) -> dict[str, object]:
             "max_context_tokens": 160,
         },
         "failures": {
-            "max_restarts": 100,  # kills come faster than a run would have them
-            "hang_s": 240.0,  # a busy machine is no hang
+            "max_restarts": 100,  # kills are more frequent than a run normally allows
+            "hang_s": 240.0,  # a busy machine must not count as a hang
         },
         "evaluation": {"tasks": 2, "greedy": False},
         "checkpoint": {"every_batches": 5, "keep": 2},

@@ -1,9 +1,9 @@
 """A Ray cluster of several nodes on this machine, each of which can be killed as a whole.
 
-    head: no devices, where the driver joins      node: devices of one kind, with its own processes
+    head: no devices, where the driver connects    node: devices of one kind, with its own processes
 
-Takes: the mark of a benchmark, and a folder. Gives: an address, and nodes that come and go. Never:
-imports ray (its command line starts the nodes), or leaves a process behind.
+Takes: the mark of a benchmark, and a folder. Gives: an address, and nodes that start and stop.
+Never: imports ray (its command line starts the nodes), or leaves a process behind.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from rollart_bench.chaos_victims import MARK_VARIABLE, with_variable
 from rollart_core.errors import RollartError
 
 NODE_VARIABLE = "ROLLART_CHAOS_NODE"
-"""In the environment of every process of one node."""
+"""A variable in the environment of every process of one node."""
 HEALTH_CHECK_S = 0.5
 UP_WITHIN_S = 240.0
 STORE_BYTES = 80 << 20
 _UP = b"Ray runtime started"
-"""What `ray start` prints when the node is known to the head."""
+"""The output of `ray start` when the head has registered the node."""
 _RAY = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
 
 
 @dataclass(slots=True)
 class LocalCluster:
-    """A cluster of nodes that are groups of processes of this machine.
+    """A cluster whose nodes are groups of processes on this machine.
 
     Args:
-        mark: Of the benchmark.
-        folder: For what Ray writes; a short path, since sockets lie in it.
+        mark: The mark of the benchmark.
+        folder: Ray's files. A short path, because socket paths are limited in length.
     """
 
     mark: str
@@ -49,7 +49,7 @@ class LocalCluster:
     nodes: dict[str, Mapping[str, float]] = field(default_factory=dict)
     """Name -> resources."""
     variables: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Name -> variables of its own."""
+    """Name -> additional environment variables."""
     killed: set[str] = field(default_factory=set)
     num_started: int = 0
     commands: dict[str, list[str]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class LocalCluster:
         """Start the head.
 
         Raises:
-            RollartError: When it does not come up.
+            RollartError: If it does not start.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.folder / "token").write_text(secrets.token_hex(32), encoding="ascii")
@@ -77,7 +77,7 @@ class LocalCluster:
         resources: Mapping[str, float],
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """Start a node; ``variables`` are those of its own, besides this process's."""
+        """Start a node; ``variables`` are added to this process's environment."""
         self.num_started += 1
         self.nodes[name], self.variables[name] = resources, dict(variables or {})
         more = ["--num-cpus=4", f"--resources={json.dumps(dict(resources))}"]
@@ -87,30 +87,30 @@ class LocalCluster:
         """Wait until nodes have joined.
 
         Raises:
-            RollartError: When one does not come up.
+            RollartError: If one does not start.
         """
         until = time.monotonic() + UP_WITHIN_S
         for name in names:
             log = self.folder / f"{name}.log"
             while _UP not in log.read_bytes():
                 if self.processes[name].poll() is not None and time.monotonic() < until:
-                    self._end(name)  # what is left of it: Ray gives a node 30 s to come up
+                    self._end(name)  # its remaining processes: Ray gives a node 30 s to start
                     self._ray(name, self.commands[name])
                 if time.monotonic() > until:
                     said = log.read_text(encoding="utf-8", errors="replace").split("\n")
                     tail = " / ".join(line.strip() for line in said if line.strip())[-400:]
-                    raise RollartError(f"the Ray node {name} did not come up: {tail}")
+                    raise RollartError(f"the Ray node {name} did not start: {tail}")
                 time.sleep(0.1)
 
     def bring_back(self) -> None:
-        """Start a node for each that was killed, with what it had."""
+        """Start a replacement for each killed node, with the same resources."""
         for name in [n for n in self.nodes if n in self.killed]:
             fresh = f"{name.partition('-')[0]}-{self.num_started}"
             self.add(fresh, self.nodes.pop(name), self.variables.pop(name))
             self.wait_for(fresh)
 
     def kill(self, name: str) -> None:
-        """Kill every process of a node at once."""
+        """Kill all processes of a node."""
         self.killed.add(name)
         self._end(name)
 
@@ -124,9 +124,9 @@ class LocalCluster:
         return with_variable(NODE_VARIABLE, f"{self.mark}-{name}")
 
     def close(self) -> None:
-        """End all nodes, and whatever else has the mark: no run is on them any more.
+        """End all nodes, and everything else with the mark. No run may use them any more.
 
-        Ray's agents write their titles over their environments, so some have lost a variable.
+        Ray's agents overwrite their environment with their title, so some have lost a variable.
         """
         while left := self._all_pids():
             for pid in left:
@@ -141,7 +141,7 @@ class LocalCluster:
         return {*marked, *(pid for name in self.processes for pid in self.pids(name))}
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that Ray's processes and the driver need."""
+        """Return the environment variables that Ray's processes and the driver need."""
         every_ms = str(round(HEALTH_CHECK_S * 1000))
         return {
             **os.environ,
@@ -149,9 +149,9 @@ class LocalCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
             "RAY_USAGE_STATS_ENABLED": "0",
-            # Actors are the work that a run waits for: they are not to give way to all else.
+            # A run waits for its actors, so they must not have a lower priority.
             "RAY_worker_niceness": "0",
-            # A node that starts on a busy machine is slow to answer first.
+            # A node that starts on a busy machine responds slowly at first.
             "RAY_health_check_initial_delay_ms": "10000",
             "RAY_health_check_period_ms": every_ms,
             "RAY_health_check_timeout_ms": every_ms,
@@ -176,7 +176,7 @@ class LocalCluster:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

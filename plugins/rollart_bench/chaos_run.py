@@ -1,14 +1,14 @@
-"""A run under attack: `rollart run` as a process, its parts killed one after the other.
+"""A run under attack: `rollart run` as a process whose workers are killed one after the other.
 
     plan: (kind, train_step, dispatches) ... -> wait for these -> SIGKILL -> wait until it recovers
 
-Recovered is a run that has trained one more batch than when the victim died, with the victim's
-place taken by another: what a kill rolled back has been done again by then. Every wait is for what
-the run's journal says, so a kill hits the same moment of a run on a slow machine as on a fast one;
-and the run goes on training until the last kill is recovered from, then it is asked to end.
+A run has recovered if it has trained one more batch than at the kill, and the victim is replaced.
+By then, what the kill rolled back is done again. All waits depend on the run's journal, so a kill
+hits the same moment of a run on slow and fast machines. The run trains until it has recovered from
+the last kill, and then it is asked to end.
 
 Takes: a config file and a plan. Gives: seconds to recover for each kill, and the run directory.
-Never: touches the run in any other way; a run that ends by itself before its time is an error.
+Never: affects the run in any other way. A run that ends early is an error.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ INTERRUPTED = 130
 """Exit code of a run that was asked to end."""
 CONTROLLER, NODE = "controller", "node"
 ROLES = {"env worker": "env", "engine": "engine", "trainer rank": "trainer"}
-"""Kind of victim -> name of its part."""
+"""Kind of victim -> role of its worker."""
 REWARD_WORKER = "reward worker"
-"""A process of the reward backend `pool`: no part, and no event of the journal."""
+"""A process of the reward backend `pool`. It has no role, and no event in the journal."""
 BACK_IN_JOURNAL = ("env", "engine")
-"""Roles of which the journal says when one is back; a trainer is when it trains again."""
+"""Roles whose return is in the journal. A trainer is back when it trains again."""
 _START = "from rollart_core.cli import main; main()"
 
 
@@ -56,12 +56,12 @@ class Kill:
     train_step: int
     """Earliest."""
     num_dispatched: int = 0
-    """Episodes that are to begin after that train_step: any moment of a step may be hit."""
+    """Episodes to start after that train_step before the kill, which can be anywhere in a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What became of a kill."""
+    """The result of a kill."""
 
     kind: str
     seconds: float
@@ -70,15 +70,15 @@ class Recovery:
 def planned(
     kinds: Sequence[str], num_each: int, num_steps: int, seed: int, *, episodes_per_step: int
 ) -> list[Kill]:
-    """Return ``num_each`` kills of each kind at random moments of a run, in their order.
+    """Return ``num_each`` kills of each kind at random moments of a run, in order.
 
     Args:
-        kinds: What is killed.
-        num_each: How often.
-        num_steps: Train steps among which the moments lie, in their first three fifths; a kill is
-            later if the run has not recovered from the one before.
-        seed: Of the moments.
-        episodes_per_step: Of the run, to choose a moment in a train step.
+        kinds: The kinds of victims.
+        num_each: Kills per kind.
+        num_steps: Train steps of the run. The moments are in the first three fifths. A kill is
+            later if the run has not yet recovered from the previous one.
+        seed: The seed of the moments.
+        episodes_per_step: Episodes of one train step, to choose a moment within it.
     """
     rng = random.Random(seed)
     kinds = [kind for kind in kinds for _ in range(num_each)]
@@ -101,15 +101,15 @@ class AttackedRun:
     rng: random.Random
     cluster: LocalCluster | None = None
     limit_s: float = LIMIT_S
-    """For it to recover, or to train the next batch."""
+    """Time limit in seconds to recover, or to train the next batch."""
     process: subprocess.Popen[bytes] | None = None
     num_starts: int = 0
     victim: str = ""
-    """The node that is to die, or was the last to."""
+    """The node to kill next, or the last killed one."""
     look_at_s: float = 0.0
-    """When to look next which processes there are."""
+    """The time of the next check of the processes."""
     tell_at_s: float = 0.0
-    """When to say next how far it is."""
+    """The time of the next progress line."""
     recoveries: list[Recovery] = field(default_factory=list)
     asked_to_end: bool = False
 
@@ -117,12 +117,12 @@ class AttackedRun:
         """Run to the end through all kills; return the wall time in seconds.
 
         Args:
-            kills: In their order.
+            kills: The kills in order.
             num_steps: Train steps after which the run is asked to end, once it has recovered from
-                the last kill. Its config then has to allow many more. None: it ends by itself.
+                the last kill. The config must allow many more. If None, the run ends on its own.
 
         Raises:
-            RollartError: When the run did not get through.
+            RollartError: If the run fails.
         """
         began = time.monotonic()
         try:
@@ -130,7 +130,7 @@ class AttackedRun:
             for kill in kills:
                 self._wait_for(kill)
                 if self._ended():
-                    break  # it was over before: this kill will be missing
+                    break  # the run ended before: this kill is missing
                 self._attack(kill)
             if num_steps is not None:
                 self._ask_to_end(num_steps)
@@ -141,7 +141,7 @@ class AttackedRun:
         return time.monotonic() - began
 
     def _ask_to_end(self, num_steps: int) -> None:
-        """Ask the run to end, once it has trained enough; then wait until it has ended."""
+        """Ask the run to end after enough train steps, and wait for its end."""
         self._wait(lambda: self.trained() >= num_steps, f"train {num_steps} steps")
         if self._ended():
             return
@@ -152,43 +152,43 @@ class AttackedRun:
 
     @property
     def run_dir(self) -> Path | None:
-        """The run directory, once there is one."""
+        """The run directory, once it exists."""
         found = sorted(self.runs_dir.glob("*/config.yaml"))
         return found[0].parent if found else None
 
     def trained(self) -> int:
-        """Return how many batches stand trained in the lineage."""
+        """Return the number of trained batches in the lineage."""
         with self._journal() as journal:
             batches = journal.batches() if journal else []
         return max((b.batch + 1 for b in batches if b.state == "trained"), default=0)
 
     def dispatched(self) -> int:
-        """Return how many episodes have begun."""
+        """Return the number of started episodes."""
         with self._journal() as journal:
             return journal.num_events("dispatched") if journal else 0
 
     def _num_back(self, role: str) -> int:
-        """Return how often one of a role came back: its process alone is no engine yet."""
+        """Return how often a worker of a role came back. A process alone is not yet an engine."""
         with self._journal() as journal:
             events = journal.events(kind="part_back") if journal else []
         names = [str(json.loads(event.payload)["part"]) for event in events]
         return sum(name.partition("-")[0] == role for name in names)
 
     def _num_workers(self, pids: Sequence[int]) -> int:
-        """Return how many parts these processes are: a server has several."""
+        """Return the number of workers that these processes form: a server has several."""
         assert self.run_dir is not None
         return sum(
             not set(pids).isdisjoint(own) for own in self.watched.parts(self.run_dir).values()
         )
 
     def _num_incarnations(self) -> int:
-        """Return how often the run went back to a checkpoint."""
+        """Return how often the run was rolled back to a checkpoint."""
         with self._journal() as journal:
             return len(journal.events(kind=ROLLED_BACK)) if journal else 0
 
     @contextlib.contextmanager
     def _journal(self) -> Iterator[JournalReader | None]:
-        """Read the journal; None while there is none."""
+        """Read the journal; None if it does not exist yet."""
         run_dir = self.run_dir
         try:
             journal = JournalReader(run_dir) if run_dir else None
@@ -219,7 +219,7 @@ class AttackedRun:
         signs.append(lambda: self.trained() > before)
         if not all(self._wait(sign, what) for sign in signs):
             tell(f"after train_step {before}: {kill.kind} killed, not back when the run ended")
-            return  # no recovery: this one will be missing
+            return  # no recovery: this one is missing
         took = time.monotonic() - at
         self.recoveries.append(Recovery(kill.kind, took))
         tell(f"after train_step {before}: {kill.kind} killed, back in {took:.1f} s")
@@ -227,7 +227,7 @@ class AttackedRun:
             self.cluster.bring_back()
 
     def _victims(self, kill: Kill) -> dict[str, list[int]]:
-        """Return the processes that are to die, by role; of a controller all parts die with it."""
+        """Return the processes to kill, by role. With a controller, all its workers end."""
         none: dict[str, list[int]] = {role: [] for role in ROLES.values()}
         if kill.kind == CONTROLLER:
             return none
@@ -239,7 +239,7 @@ class AttackedRun:
             self._wait(lambda: bool(self._of(role)), f"have a {role}")
             return none | {role: [self.rng.choice(self._of(role))]}
         assert self.cluster is not None
-        self._wait(lambda: bool(self._inhabited()), "have parts on a node")
+        self._wait(lambda: bool(self._inhabited()), "have workers on a node")
         self.victim = self.rng.choice(self._inhabited())
         pids = set(self.cluster.pids(self.victim))
         return {role: sorted(pids & set(self._of(role))) for role in none}
@@ -265,7 +265,7 @@ class AttackedRun:
             self._wait(lambda: self.dispatched() >= num, "begin further episodes")
 
     def _inhabited(self) -> list[str]:
-        """Return the nodes that parts of the run are on."""
+        """Return the nodes that run workers."""
         assert self.cluster is not None
         parts = self._all_workers()
         return [name for name in self.cluster.nodes if parts & set(self.cluster.pids(name))]
@@ -281,7 +281,7 @@ class AttackedRun:
         return sorted(pid for name, pids in parts if name.partition("-")[0] == role for pid in pids)
 
     def _start(self) -> None:
-        """Start the run, or go on with it."""
+        """Start the run, or resume it."""
         run_dir = self.run_dir
         arguments = [str(self.config)] if run_dir is None else ["--resume", str(run_dir)]
         environment = {
@@ -304,10 +304,10 @@ class AttackedRun:
         return self.runs_dir.parent / f"driver-{start}.log"
 
     def _wait(self, done: Callable[[], bool], what: str) -> bool:
-        """Wait for something of the run; False when the run came to its end before.
+        """Wait for a condition of the run. Return False if the run ends first.
 
         Raises:
-            RollartError: When it takes too long, or the run ended in disorder.
+            RollartError: If it takes too long, or the run fails.
         """
         until = time.monotonic() + self.limit_s
         while not done():
@@ -321,15 +321,15 @@ class AttackedRun:
         return True
 
     def _ended(self) -> bool:
-        """Tell whether the run has come to its end.
+        """Return whether the run has ended properly.
 
         Raises:
-            RollartError: When it ended otherwise.
+            RollartError: If it ended in another way.
         """
         assert self.process is not None
         if time.monotonic() > self.look_at_s:
             self.look_at_s = time.monotonic() + LOOK_S
-            self.watched.alive()  # remembers their ids
+            self.watched.alive()  # records their ids
         if time.monotonic() > self.tell_at_s:
             self.tell_at_s = time.monotonic() + TELL_S
             tell(f"  {self.trained()} train_steps")
@@ -341,7 +341,7 @@ class AttackedRun:
     def _tail(self) -> str:
         text = self._log_of(self.num_starts).read_text(encoding="utf-8", errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return " / ".join(lines[-3:])[-600:] or "it said nothing"
+        return " / ".join(lines[-3:])[-600:] or "it wrote no output"
 
     def _end(self) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -1,7 +1,7 @@
-"""The processes and files of a run, found from outside: who can be killed, and what is left.
+"""Find the processes and files of a run from outside: the victims, and what is left.
 
-Takes: a mark that all processes of a run inherit in their environment. Gives: their ids by part,
-and what stays behind. Never: asks the run itself; Linux's /proc is enough.
+Takes: a mark that all processes of a run inherit in their environment. Gives: their ids by role,
+and what is left behind. Never: queries the run; Linux's /proc is sufficient.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rollart_core.runtime.process import PART_VARIABLE
 from rollart_plugins.serverless.config import WORKER
 
 MARK_VARIABLE = "ROLLART_CHAOS"
-"""In the environment of every process that the benchmark starts, and so of their children."""
+"""A variable in the environment of every process that the benchmark starts, and their children."""
 MEMORY = Path("/dev/shm")
 _OWNER = re.compile(r"(?:^|[^0-9A-Za-z])(\d+)(?![0-9A-Za-z])")
-"""The first whole number in the name of a file in memory: the id of the process that made it."""
+"""The first integer in the name of a file in shared memory: the id of the process that made it."""
 
 
 def _in_memory() -> frozenset[str]:
@@ -28,22 +28,22 @@ def _in_memory() -> frozenset[str]:
 
 @dataclass(slots=True)
 class Watched:
-    """The processes of one benchmark, past and present."""
+    """The past and present processes of one benchmark."""
 
     mark: str
     seen: set[int] = field(default_factory=set)
-    """Every id that ever had the mark."""
+    """All process ids that ever had the mark."""
     in_memory_before: frozenset[str] = field(default_factory=_in_memory)
-    """What others had in shared memory; a number in its name may be the id of one of ours."""
+    """Files of others in shared memory. A number in a name can equal the id of one of ours."""
 
     def alive(self) -> list[int]:
-        """Return the ids of those that live."""
+        """Return the ids of the living ones."""
         found = with_variable(MARK_VARIABLE, self.mark)
         self.seen |= set(found)
         return found
 
     def parts(self, run_dir: Path) -> dict[str, list[int]]:
-        """Return the ids of a run's parts by name; each writes a log that bears its name."""
+        """Return the ids of a run's workers by name, which is the name of their log file."""
         logs = str(run_dir / "logs")
         found: dict[str, list[int]] = {}
         for pid in self.alive():
@@ -62,19 +62,19 @@ class Watched:
         ]
 
     def shared_files(self) -> list[str]:
-        """Return what any of them made in shared memory, and is there still."""
+        """Return the files in shared memory that any of them made and that still exist."""
         owners = {name: _OWNER.search(name) for name in _in_memory() - self.in_memory_before}
         return sorted(n for n, owner in owners.items() if owner and int(owner[1]) in self.seen)
 
 
 def with_variable(name: str, value: str) -> list[int]:
-    """Return the ids of the living processes that were started with a variable of this value."""
+    """Return the ids of living processes that were started with a variable of this value."""
     wanted = f"{name}={value}".encode()
     return [pid for pid in _all_pids() if wanted in _read(pid, "environ").split(b"\0")]
 
 
 def files_in(folder: Path) -> list[str]:
-    """Return every file and socket below a folder."""
+    """Return all files and sockets in a folder and its subfolders."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if not p.is_dir())
 
 
@@ -83,7 +83,7 @@ def _all_pids() -> Iterator[int]:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Return a file of a process; empty when it is gone, or not ours."""
+    """Return a file of a process; empty if it has ended or belongs to another user."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:

@@ -1,7 +1,7 @@
-"""``rollart bench``: each module of ``rollart_bench`` is a benchmark, ours beside a peer's.
+"""Implement ``rollart bench``: each module of ``rollart_bench`` is a benchmark against a peer.
 
-Takes: the name of one, a case, options. Gives: its rows as a table or JSON; without a name the list
-of all. Never: imports a benchmark that was not asked for, or prints anything else on stdout.
+Takes: the name of one, a case, options. Gives: its rows as a table or JSON; without a name, the
+list of benchmarks. Never: imports other benchmarks, or prints anything else on stdout.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from rollart_core.runtime.interrupts import sigterm_is_ctrl_c
 
 _PACKAGE = "rollart_bench"
 SKIPPED: Final = 77
-"""Exit code of a benchmark that lacks something; automake and meson take it for a skipped test."""
+"""Exit code of a skipped benchmark; automake and meson treat it as a skipped test."""
 
 
 def bench(
-    name: Annotated[str | None, typer.Argument(help="Which; none lists them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="If not set, list all benchmarks.")] = None,
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the benchmark.")
     ] = None,
-    case: Annotated[str | None, typer.Option(help="Which of its cases, where it has several.")] = (
+    case: Annotated[str | None, typer.Option(help="The case, if the benchmark has several.")] = (
         None
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a benchmark, ours beside a peer's; without a name, list them.
+    """Run a benchmark that compares ours with a peer. Without a name, list the benchmarks.
 
-    Each of them takes short=true, which measures little and takes seconds, to see that it runs:
+    Each benchmark accepts short=true, a quick run of a few seconds to check that it works:
     rollart bench scale short=true --json
 
-    The exit code is 77 if the benchmark is skipped because something that it needs is missing. It
-    says in one line what that is, and with --json in {"name": ..., "skipped": "...", "rows": []}. A
-    benchmark of which only some cases can run here names the others in "skipped_cases".
+    The exit code is 77 if the benchmark is skipped because a requirement is missing. The reason is
+    printed in one line, and with --json in {"name": ..., "skipped": "...", "rows": []}. If only
+    some of its cases can run here, the others are listed in "skipped_cases".
     """
     names = benchmarks()
     if name is None:
@@ -77,7 +77,7 @@ def bench(
 
 
 def benchmarks() -> list[str]:
-    """Return the modules that have a ``run``, without importing one."""
+    """Return the modules that have a ``run``, without importing them."""
     package = util.find_spec(_PACKAGE)
     folders = package.submodule_search_locations if package else None
     files = [path for folder in folders or [] for path in Path(folder).glob("*.py")]
@@ -87,7 +87,7 @@ def benchmarks() -> list[str]:
 
 @contextmanager
 def _stdout_for_the_result() -> Iterator[None]:
-    """Have all that is printed meanwhile go to stderr, also by child processes such as Ray's."""
+    """Redirect stdout to stderr, including that of child processes such as Ray's."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -102,13 +102,13 @@ def _stdout_for_the_result() -> Iterator[None]:
 def _check(
     name: str, asked: Mapping[str, object], takes: Sequence[str], *, takes_config: bool
 ) -> None:
-    """Refuse an option that a benchmark does not take, before it runs.
+    """Reject an option that a benchmark does not have, before it runs.
 
     Args:
-        name: Of the benchmark.
-        asked: What was given.
+        name: The benchmark.
+        asked: The given options.
         takes: Its own options.
-        takes_config: Whether others are keys of its run config, which is checked as one.
+        takes_config: Whether other options are keys of its run config, and are checked as such.
     """
     unknown = [key for key in asked if key not in takes]
     if unknown and not takes_config:
@@ -117,7 +117,7 @@ def _check(
 
 
 def _module(name: str) -> str:
-    """Return the module of a benchmark: a name that Python keeps for itself has ``_`` after it."""
+    """Return the module of a benchmark. A name reserved by Python has a trailing ``_``."""
     return f"{name}_" if iskeyword(name) else name
 
 

@@ -1,9 +1,9 @@
-"""`rollart bench engine`: the embedded engine beside transformers' ``generate``.
+"""`rollart bench engine`: the embedded engine compared with transformers' ``generate``.
 
-Random Qwen3 models: 0.85M parameters in float32, 90M in bfloat16. One turn of 16 tokens in and 64
-out at several concurrencies; conversations that grow over five turns, where the peer, as users of
-``generate`` do, gives it the whole text each turn. Both sample at temperature 1; ours returns
-logprobs as well. Ours and theirs take turns, and a ratio is taken of each pair.
+Random Qwen3 models: 0.85M parameters in float32, 90M in bfloat16. The loads are one turn of 16
+tokens in and 64 out at several concurrencies, and conversations that grow over five turns. The
+peer gets the whole text each turn, as users of ``generate`` do. Both sample at temperature 1; ours
+also returns logprobs. The sides alternate, and each pair gives a ratio.
 
 Takes: ``pairs``, ``threads``, ``short`` (small model, one pair, fewer loads). Gives: rows in
 generated tokens per second. Never: counts loading.
@@ -59,14 +59,14 @@ LARGE: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What is asked at once."""
+    """The concurrent requests of one measurement."""
 
     conversations: int
     turns: int = 1
     new_prompt_tokens: int = 16
-    """Per turn."""
+    """New prompt tokens per turn."""
     new_tokens: int = 64
-    """Generated per turn."""
+    """Tokens generated per turn."""
 
     @property
     def num_generated(self) -> int:
@@ -75,11 +75,11 @@ class EngineLoad:
 
     @property
     def max_tokens(self) -> int:
-        """Length of a conversation at its end."""
+        """The length of a conversation at its end."""
         return self.turns * (self.new_prompt_tokens + self.new_tokens)
 
     def prompt(self, conversation: int, turn: int, vocab_size: int) -> list[int]:
-        """The tokens a turn adds."""
+        """The number of tokens that a turn adds."""
         rng = np.random.default_rng([conversation, turn])
         drawn: list[int] = rng.integers(0, vocab_size, self.new_prompt_tokens).tolist()
         return drawn
@@ -97,8 +97,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``short``: the small model only, one pair, three small loads, one thread (two wait
-            for one another on a busy machine); ``pairs``: how many (3); ``threads``: of torch, for
-            both (all cores).
+            for each other on a busy machine); ``pairs``: the number of pairs (3); ``threads``: of
+            torch, on both sides (all cores).
 
     Returns:
         The object of ``rollart bench --json``.
@@ -140,12 +140,12 @@ def _large_rows(pairs: int, threads: int) -> list[dict[str, object]]:
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """One model, run by both."""
+    """One model, run by both sides."""
 
     model: Any
-    """The peer's."""
+    """The peer's model."""
     folder: str
-    """Where ours is loaded from."""
+    """The folder that our engine loads."""
     dtype: str
     name: str
     pairs: int
@@ -201,7 +201,7 @@ class Duel:
         return asyncio.run(inside())
 
     def agreement(self, num_prompts: int = 16) -> list[dict[str, object]]:
-        """Return rows on whether greedy tokens and logprobs are the peer's."""
+        """Return rows that compare greedy tokens and logprobs with the peer's."""
         load = EngineLoad(num_prompts)
         prompts = [load.prompt(i, 0, self._vocab) for i in range(num_prompts)]
 
@@ -250,7 +250,7 @@ async def _converse_all(engine: InferenceEngine, load: EngineLoad, name: str, vo
 async def _converse(
     engine: InferenceEngine, load: EngineLoad, name: str, index: int, vocab: int
 ) -> list[int]:
-    """Hold one conversation and return its tokens."""
+    """Run one conversation and return its tokens."""
     ids: list[int] = []
     for turn in range(load.turns):
         ids += load.prompt(index, turn, vocab)
@@ -263,7 +263,7 @@ async def _converse(
 
 
 def _converse_peer(model: Any, load: EngineLoad) -> torch.Tensor:
-    """Hold all conversations at once, turn by turn; rows are of one length, none is padded."""
+    """Run all conversations concurrently. Rows have the same length, so there is no padding."""
     import torch
 
     ids = torch.empty(load.conversations, 0, dtype=torch.int64)

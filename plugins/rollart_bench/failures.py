@@ -1,16 +1,16 @@
-"""`rollart bench failures`: what is learned when the best arm fails more often than others.
+"""`rollart bench failures`: what is learned if the best arm fails more often than others.
 
-``toy/Bandit-v1`` with a second best arm that pays 0.8. In training the best arm of a sign gets
-stuck in 40% of pulls, every other in 10%; on held-out tasks none does. Five ways to take it, from
-one beginner, several seeds each:
+``toy/Bandit-v1`` has a second best arm that pays 0.8. In training, the best arm of a sign fails in
+40% of pulls, and every other arm in 10%. On held-out tasks none fails. The benchmark compares five
+policies for failures, from one starting model, with several seeds each:
 
-    no failures           what would be learned in a sound environment
-    excluded and retried  RollArt's way: a failure is no reward; the attempt is made again with the
-                          random numbers it had, so the policy chooses the same arm again
-    replaced by others    ``rollout.redundant``: a group begins with spare members, which take the
-                          place of those that failed: fresh draws, as a retry is elsewhere
+    no failures           what is learned in a reliable environment
+    excluded and retried  RollArt's policy: a failure is not a reward; the attempt is repeated with
+                          the same random numbers, so the policy chooses the same arm again
+    replaced by others    ``rollout.redundant``: a group starts with spare members that replace the
+                          failed ones: new samples, as retries in other frameworks
     dropped               ``failures.max_retries: 0``: the group is trained without the member
-    counted as 0          the environment keeps its failures to itself and pays nothing
+    counted as 0          the environment hides its failures and pays nothing
 
 Takes: ``seeds`` (3), ``batches``, ``picture`` (runs/bench-failures.png), ``runs_dir``, ``short``.
 Gives: the share of the best arm after training and on average during it. Never: measures speed.
@@ -37,9 +37,9 @@ TAKES: Final = ("seeds", "batches", "picture", "runs_dir", "model", "short")
 
 BEST_FAILS, OTHERS_FAIL = 0.4, 0.1
 DECOY = 0.8
-"""More than the best arm pays on average when its failures count as 0: ``1 - BEST_FAILS``."""
+"""Above the mean pay of the best arm if its failures count as 0: ``1 - BEST_FAILS``."""
 MAX_RETRIES = 10
-"""Of 10,000 pulls of the best arm, about one is given up."""
+"""With these retries, about one of 10,000 pulls of the best arm is given up."""
 ENV: Mapping[str, object] = {"decoy": DECOY}
 STUCK: Mapping[str, object] = {"best_fails": BEST_FAILS, "others_fail": OTHERS_FAIL}
 NONE, RETRIED, REPLACED, DROPPED, ZERO = (
@@ -50,23 +50,23 @@ NONE, RETRIED, REPLACED, DROPPED, ZERO = (
     "counted as 0",
 )
 NUM_SPARE = bandit.GROUP_SIZE
-"""So many that a group is almost never short of members."""
+"""Enough spare members that a group is almost never short."""
 LEAST_NOISE = 0.02
-"""Means closer than this are the same, however alike the seeds of each are."""
+"""Means closer than this count as equal, even if the seeds of each vary less."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureMode:
-    """One way to take failures."""
+    """One policy for failures."""
 
     changes: Mapping[str, object]
-    """Of the run config."""
+    """Overrides of the run config."""
     policys_share: Callable[[float], float]
-    """From the share of the best arm in what was trained to its share in what the policy chose."""
+    """Maps the share of the best arm in trained data to its share in the policy's choices."""
 
 
 def _among_survivors(share: float) -> float:
-    """Undo that fewer of the best arm's episodes are there to be counted."""
+    """Correct for the missing episodes of the best arm."""
     best, others = share / (1 - BEST_FAILS), (1 - share) / (1 - OTHERS_FAIL)
     return best / (best + others)
 
@@ -91,7 +91,7 @@ WAYS: Mapping[str, FailureMode] = {
     ),
     ZERO: FailureMode(
         {"env": {**ENV, **STUCK, "failures": "zero"}},
-        # A stuck episode counts among all, and not as a success.
+        # A failed episode counts in the total, and not as a success.
         lambda share: min(1.0, share / (1 - BEST_FAILS)),
     ),
 }
@@ -101,9 +101,10 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``seeds`` (3), ``batches`` (30), ``picture``: where it goes; ``runs_dir``: where
-            run directories stay; ``model``: a folder to use for the one it makes; ``short``: one
-            seed, 2 batches of two ways, held out 32 tasks, from a model that is taught less.
+        options: ``seeds`` (3), ``batches`` (30), ``picture``: its path; ``runs_dir``: the folder to
+            keep run directories in; ``model``: a folder to use instead of a new model; ``short``:
+            one seed, 2 batches of two policies, 32 held-out tasks, from a model that is trained
+            less.
 
     Returns:
         The object of ``rollart bench --json``, with ``picture`` and ``runs``.
@@ -144,7 +145,7 @@ def _config(
 
 
 def rows(got: Mapping[str, Sequence[Learned]]) -> list[dict[str, object]]:
-    """Return, of each way, what was learned beside what is learned without failures."""
+    """Return the results of each policy, compared with those without failures."""
     measures: Mapping[str, Callable[[str, Learned], float]] = {
         "best arm on held-out tasks after training": lambda name, r: r.after,
         "best arm on average over training": lambda name, r: fmean(policy_curve(name, r.success)),
@@ -178,7 +179,7 @@ def _row(case: str, ours: list[float], sound: list[float], *, marked: bool) -> d
 
 
 def policy_curve(name: str, trained: Sequence[float]) -> list[float]:
-    """Return how often the policy chose the best arm, batch by batch, from what was trained."""
+    """Return how often the policy chose the best arm per batch, derived from the trained data."""
     return [WAYS[name].policys_share(share) for share in trained]
 
 
@@ -199,10 +200,10 @@ def _told(name: str, seed: int, learned: Learned) -> dict[str, object]:
 
 
 def draw(got: Mapping[str, Sequence[Learned]], path: Path) -> None:
-    """Draw what the policy chose, and beside it what the trained data say of it.
+    """Draw what the policy chooses next to what the trained data suggests.
 
     Raises:
-        UserError: When matplotlib is not installed.
+        UserError: If matplotlib is not installed.
     """
     figure = new_figure("bench failures", "bench", figsize=(10, 4.5), layout="constrained")
     chosen, trained = figure.subplots(1, 2, sharey=True)
@@ -224,11 +225,11 @@ def draw(got: Mapping[str, Sequence[Learned]], path: Path) -> None:
 
 
 def _band(axes: Any, name: str, curves: Sequence[Sequence[float]]) -> None:
-    """Draw the mean over seeds, and between the least and the most of them."""
+    """Draw the mean over seeds, and the range from minimum to maximum."""
     even = [smoothed(c, SMOOTHED_OVER) for c in curves]
     by_batch = list(zip(*even, strict=False))
     x = range(1, len(by_batch) + 1)
-    # Another line may lie right on it.
+    # Another line may cover it.
     broad = {"linewidth": 5, "alpha": 0.5} if name == NONE else {}
     (line,) = axes.plot(x, [fmean(v) for v in by_batch], label=name, **broad)
     low, high = [min(v) for v in by_batch], [max(v) for v in by_batch]

@@ -1,16 +1,16 @@
-"""`rollart bench gateway`: what the gateway adds to the time of an engine, in an open loop.
+"""`rollart bench gateway`: the gateway's overhead on an engine's time, in an open loop.
 
-    client process: request k is due at k / rate, whatever became of the others
+    client process: request k is due at k / rate, independent of the other requests
          | HTTP, keep-alive, one of 128 growing conversations each
     server process: gateway (or, as the peer, a handler that records nothing) -> engine of 300 ms
 
-A conversation asks, waits for the answer and has its next turn in its next place in the order, so
-that none asks twice at once. After its last turn another episode begins in its place.
+A conversation sends a request, waits for the answer, and has its next turn at its next time in the
+order, so it never has two open requests. After its last turn, another episode starts in its slot.
 
-Takes: ``rate``, ``conversations``, ``seconds``, ``rounds``, ``short``. Gives: the time from when a
-request was due until its answer was read, less the median of what the engine took by itself (300 ms
-and the lateness of its timer): median and 99th percentile.
-Never: leaves out requests that came late, or counts a run in which one was not recorded.
+Takes: ``rate``, ``conversations``, ``seconds``, ``rounds``, ``short``. Gives: the median and the
+99th percentile of the time from when a request was due until its answer was read, less the median
+of the engine's own time (300 ms and the delay of its timer).
+Never: omits late requests, or counts a run in which a request was not recorded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TAKES: Final = ("rate", "conversations", "seconds", "rounds", "short")
 MARK_MS = 3.0
 ENGINE_S = 0.3
 TURNS = 10
-"""Requests of an episode; each holds all that was said before."""
+"""Requests of an episode. Each contains the whole conversation so far."""
 SYSTEM = "You are a careful agent. Read the page, think about what is asked, then act. " * 5
 PAGE = "The shop shows twenty products, each with a price, a colour and a button to see more. " * 6
 ANSWER = "I look at the second product on this page, since its price is below what was asked. " * 2
@@ -58,24 +58,24 @@ SIDES = ("gateway", "bare")
 
 @dataclass(frozen=True, slots=True)
 class GatewayLoad:
-    """How much is asked."""
+    """The load of one measurement."""
 
     rate: float
-    """Requests a second."""
+    """Requests per second."""
     conversations: int
     seconds: float
     engine_s: float = ENGINE_S
-    """What an answer takes the engine."""
+    """The engine's time per answer, in seconds."""
 
     @property
     def num_requests(self) -> int:
-        """Whole conversations, so that each episode ends where it should."""
+        """A number for whole conversations, so that each episode is complete."""
         rounds = max(1, round(self.rate * self.seconds / (self.conversations * TURNS)))
         return rounds * self.conversations * TURNS
 
     @property
     def num_episodes(self) -> int:
-        """One after another in each conversation's place."""
+        """The number of consecutive episodes in each conversation's slot."""
         return self.num_requests // TURNS
 
 
@@ -139,17 +139,17 @@ def _rows(got: Mapping[str, list[dict[str, Any]]], load: GatewayLoad) -> list[di
 
 
 def measure(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Serve in this process what a client in another asks.
+    """Serve, in this process, a client in another process.
 
     Args:
         asked: ``side`` (one of ``SIDES``), ``model``, ``load``.
 
     Returns:
-        ``p50_ms`` and ``p99_ms`` less ``engine_ms``, the engine's own; ``requests_per_s``, ``most``
-        and ``cpu_ms`` of this process.
+        ``p50_ms`` and ``p99_ms`` less ``engine_ms``, the engine's own time; ``requests_per_s``;
+        ``most``, the maximum of concurrent requests; and ``cpu_ms`` of this process.
 
     Raises:
-        RollartError: When a request was not recorded whole.
+        RollartError: If a request was not recorded completely.
     """
     return asyncio.run(_measure(asked["side"], load_tokenizer(asked["model"]), _load(asked)))
 
@@ -172,7 +172,7 @@ async def _measure(side: str, tokenizer: ChatTokenizer, load: GatewayLoad) -> di
 
 
 class _TimedEngine:
-    """Takes down how long each answer takes the engine itself: a timer of 300 ms is late too."""
+    """Records the engine's own time per answer, because a timer of 300 ms is late too."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self.own_s: list[float] = []
@@ -228,7 +228,7 @@ async def _through_gateway(
 async def _bare(
     engine: _TimedEngine, tokenizer: ChatTokenizer, load: GatewayLoad
 ) -> dict[str, Any]:
-    """Serve with the same library, reading and answering JSON of the same size."""
+    """Serve with the same library, with JSON requests and answers of the same size."""
     from aiohttp import web
 
     prompt, count = tokenizer.encode(PAGE), iter(range(10**9))
@@ -252,7 +252,7 @@ async def _bare(
 
 
 async def _asked(load: GatewayLoad, endpoints: list[tuple[str, str]]) -> dict[str, Any]:
-    """Have the client ask; return what it measured, and what this process spent on it."""
+    """Start the client; return its measurements, and this process's CPU time."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "endpoints.json"
         path.write_text(json.dumps(endpoints))
@@ -269,14 +269,14 @@ def _ticket(number: int) -> Ticket:
 
 
 def ask(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask, in this process, in an open loop.
+    """Send the requests, in this process, in an open loop.
 
     Args:
-        asked: ``endpoints`` (a file of pairs of base URL and key, one an episode), ``load``.
+        asked: ``endpoints`` (a file of pairs of base URL and key, one per episode), ``load``.
 
     Returns:
-        ``p50_ms`` and ``p99_ms`` from when one was due to its answer, ``requests_per_s``, ``most``
-        at once.
+        ``p50_ms`` and ``p99_ms`` from the due time to the answer, ``requests_per_s``, and ``most``:
+        the maximum of concurrent requests.
     """
     endpoints = json.loads(Path(asked["endpoints"]).read_text())
     return asyncio.run(_Client(_load(asked), endpoints).run())
@@ -307,7 +307,7 @@ class _Client:
         }
 
     async def _converse(self, place: int) -> None:
-        """Take every so-many-th request, from the first to the last."""
+        """Send every n-th request, from the first to the last."""
         load, messages = self._load, []
         for nth in range(load.num_requests // load.conversations):
             number = nth * load.conversations + place

@@ -1,7 +1,7 @@
-"""`rollart bench isolation`: what a step of an environment costs in a box, beside one in process.
+"""`rollart bench isolation`: the cost of an environment's step in a sandbox and in process.
 
-Takes: which kinds, how many steps. Gives: rows in milliseconds and in steps a second, as an env
-worker has them. Never: measures the environment itself, which does next to nothing.
+Takes: the kinds, the number of steps. Gives: rows in milliseconds and in steps per second, as
+measured by an env worker. Never: measures the environment, which does almost nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollart_sandboxes.isolation.config import SANDBOX
 TAKES: Final = ("kinds", "steps", "image", "short")
 
 MARK_MS: Final = 1.0
-"""What a step in a box is to cost at most, at the median."""
+"""The target for the median of a step in a sandbox."""
 KINDS: Final = ("venv", "bubblewrap", "docker")
 MANY: Final = 16
 _FOLDER: Final = Path(__file__).with_name("inside")
@@ -35,7 +35,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``kinds`` (all), ``steps`` (2000) of an episode, ``image`` of the container
+        options: ``kinds`` (all), ``steps`` (2000) per episode, ``image`` of the container
             (rollart-test:latest; any with Python 3.8), ``short``: 200 steps.
 
     Returns:
@@ -66,7 +66,7 @@ async def _rows(kinds: Sequence[str], image: str, num_steps: int) -> list[dict[s
 
 
 def _why_not(kind: str, image: str) -> str:
-    """Return why an isolation cannot be had on this machine; empty if it can."""
+    """Return why an isolation is not available on this machine; empty if it is."""
     options = {"image": image, "pull": "never"} if kind == "docker" else {}
     return why_no_sandbox(SANDBOX[kind], options)
 
@@ -74,7 +74,7 @@ def _why_not(kind: str, image: str) -> str:
 async def _compared(
     kind: str, isolation: Mapping[str, Any], num_steps: int
 ) -> list[dict[str, object]]:
-    """Return the rows of one kind; ours and in process take turns."""
+    """Return the rows of one kind. Ours and in process alternate."""
     boxed, plain = EnvRef(_ENV, {"isolation": isolation}), EnvRef(_ENV)
     pairs = [(await _times(plain, 1, num_steps), await _times(boxed, 1, num_steps))]
     ours, theirs = pairs[0][1], pairs[0][0]
@@ -94,7 +94,7 @@ async def _compared(
 
 
 class _Times:
-    """What an env worker saw."""
+    """The measurements of an env worker."""
 
     def __init__(self, reset_ms: float, step_ms: list[float], wall_s: float) -> None:
         self.reset_ms = reset_ms

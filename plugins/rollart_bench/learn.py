@@ -1,8 +1,8 @@
-"""`rollart bench learn`: what an example learns, for several seeds, with the curves in a picture.
+"""`rollart bench learn`: what an example learns with several seeds, and a picture of the curves.
 
 Takes: ``seeds`` (3), ``config`` (examples/webshop.yaml), ``picture`` (runs/bench-learn.png),
 ``short``; every other option overrides a key of the config. Gives: success on held-out tasks before
-and after RL, sampled and greedy, with 95% intervals. Never: hides a run that stopped itself.
+and after RL, sampled and greedy, with 95% intervals. Never: hides a run that stopped early.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollart_core.store.journal_reader import JournalReader
 from rollart_view.pictures import new_figure, save, smoothed
 
 MARK = 0.85
-"""Sampled success after RL, from about 0.37 before: ROLL's published curve."""
+"""Target for the sampled success after RL, from about 0.37 before: ROLL's published curve."""
 SMOOTHED_OVER = 9
 """Batches."""
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -37,10 +37,10 @@ SHORT = {
     "stop.wall_s": None,
 }
 START = {"warm_start.until_success": 0.37}
-"""Where the published curve begins."""
+"""The start of the published curve."""
 TAKES: Final = ("short", "seeds", "config", "picture")
 CONFIG: Final = True
-"""Every other option is a key of the run config, and is checked as one."""
+"""Every other option is a key of the run config, and is checked as such."""
 KINDS = ("success_before", "success_after", "greedy_before", "greedy_after")
 
 
@@ -48,8 +48,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``seeds``: how many, from the config's own on; ``config``: a run config;
-            ``picture``: where the curves go; ``short``: FrozenLake, one seed, 3 batches; all
+        options: ``seeds``: the number of seeds, from the config's own on; ``config``: a run config;
+            ``picture``: the path of the picture; ``short``: FrozenLake, one seed, 3 batches; all
             others: keys of the config.
 
     Returns:
@@ -80,25 +80,25 @@ class Curve:
 
     seed: int
     report: Mapping[str, Any]
-    """Of the run's report what this benchmark tells."""
+    """The part of the run's report that this benchmark uses."""
     wall_s: tuple[float, ...]
-    """Of the RL phase, at the end of each batch."""
+    """Seconds of the RL phase at the end of each batch."""
     success: tuple[float, ...]
-    """Mean over each batch of training tasks."""
+    """Mean success of each batch of training tasks."""
 
 
 class Messages:
-    """Writes phases and messages of a run to stderr, after a name."""
+    """Writes phases and messages of a run to stderr, with a name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def phase(self, name: str, detail: str = "") -> None:
-        """Write which phase begins."""
+        """Write the name of the phase that starts."""
         self.message(f"{name} {detail}".strip())
 
     def progress(self, fraction: float | None, line: Mapping[str, float | str]) -> None:
-        """Nothing: a curve follows."""
+        """Ignore it: the picture shows the curve."""
 
     def message(self, text: str) -> None:
         """Write a message."""
@@ -115,16 +115,16 @@ def _learn(path: Path, overrides: Sequence[str], seed: int) -> Curve:
 
 
 def _success(estimate: object) -> object:
-    """Return the success of what a report says of one evaluation (of greedy ones, it says more)."""
+    """Return the success of one evaluation in a report. Greedy ones have more figures."""
     return (
         estimate["success"] if isinstance(estimate, Mapping) and "success" in estimate else estimate
     )
 
 
 def _read_curve(run_dir: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return seconds and success of each batch (metrics are kept by update; a batch may have two).
+    """Return seconds and success per batch. Metrics are per update, and a batch can have two.
 
-    A version may come twice in a run that was resumed; the later counts.
+    A resumed run can have a version twice. The later one counts.
     """
     with JournalReader(run_dir) as journal:
         wall_s, success = (
@@ -161,7 +161,7 @@ def _mean_of(curves: Sequence[Curve], kind: str) -> float | None:
 
 
 def _spell(report: Mapping[str, Any]) -> str:
-    """Return the estimates with their intervals, and why the run stopped if it was not its end."""
+    """Return the estimates with their intervals, and the stop reason if the run stopped early."""
     kinds = {
         k: f"{e['mean']:.2f} [{e['low']:.2f}, {e['high']:.2f}]" if (e := report[k]) else "none"
         for k in KINDS
@@ -172,10 +172,10 @@ def _spell(report: Mapping[str, Any]) -> str:
 
 
 def draw(curves: Sequence[Curve], path: Path, *, title: str, mark: float | None) -> None:
-    """Write one picture of all curves, smoothed, with the held-out estimates at their ends.
+    """Write one picture of all smoothed curves, with the held-out estimates at both ends.
 
     Raises:
-        UserError: When matplotlib is not installed.
+        UserError: If matplotlib is not installed.
     """
     figure = new_figure("bench learn", "bench", figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
@@ -201,10 +201,10 @@ def draw(curves: Sequence[Curve], path: Path, *, title: str, mark: float | None)
 
 
 def example(name: str) -> Path:
-    """Return a config: a path as given, or else an example that comes with the source.
+    """Return a config: a given path, or an example of the source tree.
 
     Raises:
-        BenchSkipped: If it is neither, and the examples are not there.
+        BenchSkipped: If it does not exist, and the examples are not available.
     """
     given = Path(name)
     if given.exists() or (EXAMPLES / name).exists():
@@ -218,7 +218,7 @@ def example(name: str) -> Path:
 
 
 def overrides_of(keys: Mapping[str, object]) -> list[str]:
-    """Return keys of a config, which may be dotted, as ``key=value`` arguments."""
+    """Return keys of a config as ``key=value`` arguments with dotted keys."""
     return [f"{key}={json.dumps(value)}" for key, value in keys.items()]
 
 

@@ -2,9 +2,9 @@
 
     boto3 --POST .../functions/NAME/invocations--> LocalLambda <--next, response-- awslambdaric
 
-Takes: a reward. Gives: an endpoint for boto3, and one process of ``awslambdaric`` for each call
-under way, started on demand, kept warm, ended when idle. Never: is AWS: there is no IAM, and no
-freezing between calls; memory is a number for the bill.
+Takes: a reward. Gives: an endpoint for boto3, and one process of ``awslambdaric`` per concurrent
+call, started on demand, kept warm, and ended when idle. Never: emulates all of AWS. There is no
+IAM, instances are not frozen between calls, and the memory size only affects the bill.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _RUNTIME: Final = "/2018-06-01/runtime"
 
 @dataclass(frozen=True, slots=True)
 class FunctionSettings:
-    """One function, as a person sets it up on AWS."""
+    """One function, as a user configures it on AWS."""
 
     reward: str
     options: Mapping[str, Any] = field(default_factory=dict)
     name: str = "reward"
     handler: str = HANDLER
     concurrency: int = 4
-    """Calls at once; one more is throttled."""
+    """The limit of concurrent calls. A call above it is throttled."""
     timeout_s: float = 60.0
     memory_mb: int = 1024
     idle_s: float = 1.5
-    """An instance without work for so long is ended."""
+    """Idle seconds after which an instance is ended."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,7 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class _Instance:
-    """One process of the runtime, with an endpoint of its own."""
+    """One process of the runtime, with its own endpoint."""
 
     site: web.TCPSite
     port: int
@@ -73,11 +73,11 @@ class _Instance:
 
 
 class LocalLambda:
-    """One function of a Lambda that runs here; an asynchronous context.
+    """One function of a local Lambda; an asynchronous context manager.
 
     Args:
         settings: The function.
-        port: Where to listen; 0: any that is free.
+        port: The port to listen on; 0 for any free port.
     """
 
     def __init__(self, settings: FunctionSettings, *, port: int = 0) -> None:
@@ -94,7 +94,7 @@ class LocalLambda:
 
     @property
     def num_instances(self) -> int:
-        """Processes that live now."""
+        """The living processes."""
         return len(self._instances)
 
     async def __aenter__(self) -> LocalLambda:
@@ -156,7 +156,7 @@ class LocalLambda:
         return web.Response(body=payload, headers=headers, content_type="application/json")
 
     async def _offer(self, call: _Call) -> None:
-        """Put a call where instances find it, and start one if none is free."""
+        """Queue a call for the instances, and start one if none is free."""
         async with self._news:
             self._calls.append(call)
             busy = sum(1 for i in self._instances.values() if i.call is not None)
@@ -165,7 +165,7 @@ class LocalLambda:
             self._news.notify_all()
 
     def _log(self, call: _Call) -> str:
-        """Return the end of the function's log, as Lambda words it."""
+        """Return the end of the function's log in Lambda's format."""
         ms = 1000 * (time.monotonic() - call.began_s) if call.began_s else 0.0
         text = (
             f"REPORT RequestId: {call.call_id}\tDuration: {ms:.2f} ms\t"
@@ -176,7 +176,7 @@ class LocalLambda:
             text += f"Init Duration: {1000 * call.init_s:.2f} ms\t"
         return base64.b64encode(text.encode()).decode()
 
-    # The Runtime API, one endpoint an instance
+    # The Runtime API, one endpoint per instance
 
     async def _next(self, request: web.Request) -> web.Response:
         instance = self._instance_of(request)
@@ -256,7 +256,7 @@ class LocalLambda:
         return self._instances.get(instance.port) is instance
 
     async def _end(self, *instances: _Instance) -> None:
-        """Take instances out, so that they get no call any more, then end them."""
+        """Remove instances, so that they get no more calls, then end them."""
         async with self._news:
             for instance in instances:
                 self._instances.pop(instance.port, None)
@@ -270,7 +270,7 @@ class LocalLambda:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-        with contextlib.suppress(RuntimeError):  # stopped already
+        with contextlib.suppress(RuntimeError):  # already stopped
             await instance.site.stop()
 
     async def _kill_holder(self, call: _Call) -> None:
@@ -279,7 +279,7 @@ class LocalLambda:
                 await self._end(instance)
 
     async def _reap(self) -> None:
-        """End instances that are idle."""
+        """End idle instances."""
         while True:
             await asyncio.sleep(min(0.2, self.settings.idle_s / 2))
             async with self._news:

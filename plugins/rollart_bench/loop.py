@@ -1,12 +1,12 @@
-"""`rollart bench loop`: a GRPO step, ours beside TRL's GRPOTrainer.
+"""`rollart bench loop`: a GRPO step, compared with TRL's GRPOTrainer.
 
 Random Qwen3 models of 0.85M and 5M parameters in float32. A step is 4 prompts of 16 tokens, 8
-completions of 64 tokens each (no stop token can come: the tokenizer's lies outside the model's
-vocabulary), one AdamW update, no reference model, nothing logged, evaluated or saved. Ours is a
-whole run, with journal and trajectories. Sides take turns, each time in a process of its own; a
-step's seconds are the mean from the end of the warm-up to the end of the last step counted.
+completions of 64 tokens each (a stop token is impossible: the tokenizer's is outside the model's
+vocabulary), and one AdamW update, without reference model, logging, evaluation or checkpoints. Ours
+is a whole run, with journal and trajectories. The sides alternate, each in a new process. A step's
+seconds are the mean from the end of the warm-up to the end of the last counted step.
 
-Takes: ``rounds``, ``steps``, ``threads``, ``short``. Gives: rows in seconds a step. Never: counts
+Takes: ``rounds``, ``steps``, ``threads``, ``short``. Gives: rows in seconds per step. Never: counts
 start-up.
 """
 
@@ -38,7 +38,7 @@ PEER = "TRL GRPOTrainer"
 MARK = 1.5
 NUM_PROMPTS, GROUP_SIZE, PROMPT_TOKENS, NEW_TOKENS = 4, 8, 16, 64
 NUM_WARM, NUM_TAIL = 3, 2
-"""Steps not counted: the first, and ours at the end, when nothing is left to roll out meanwhile."""
+"""Steps not counted: the first ones, and for ours the last ones, without concurrent rollout."""
 VOCAB_SIZE = 1024
 NEVER = "<|never|>"
 MODELS: Mapping[str, NewModel] = {
@@ -64,7 +64,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``short``: the small model, one round of few steps, one thread (several wait for
-            one another on a busy machine); ``rounds`` (3) and ``steps`` (12) otherwise;
+            each other on a busy machine); ``rounds`` (3) and ``steps`` (12) otherwise;
             ``threads``: all cores.
 
     Returns:
@@ -89,22 +89,22 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What both sides are asked to do."""
+    """The work of both sides."""
 
     model_path: str
     runs_dir: str
     steps: int
-    """All that are run and looked at; the first ``NUM_WARM`` are not counted."""
+    """All steps that are run. The first ``NUM_WARM`` are not counted."""
     threads: int
 
     def ours(self, mode: str) -> float:
-        """Return our seconds a step."""
+        """Return our seconds per step."""
         shared = {"model_path": self.model_path, "steps": self.steps, "threads": self.threads}
         asked = shared | {"mode": mode, "runs_dir": self.runs_dir}
         return self._step_s(in_fresh_process(f"{__name__}:measure", asked))
 
     def theirs(self) -> float:
-        """Return TRL's seconds a step."""
+        """Return TRL's seconds per step."""
         asked = {
             "model_path": self.model_path,
             "steps": self.steps,
@@ -117,10 +117,10 @@ class Work:
         return self._step_s(in_fresh_process("rollart_bench.trl_side:measure", asked))
 
     def _step_s(self, measured: Mapping[str, Any]) -> float:
-        """Return the mean over the steps that count.
+        """Return the mean over the counted steps.
 
         Raises:
-            RollartError: When it was not the work asked for.
+            RollartError: If the tokens are not those of the work.
         """
         seen = (measured["prompt_tokens"], measured["new_tokens"])
         if seen != ([PROMPT_TOKENS], [NEW_TOKENS]):
@@ -130,7 +130,7 @@ class Work:
 
 
 def _rows(name: str, work: Work, rounds: int) -> Iterator[dict[str, object]]:
-    """Measure one model: sync, TRL, async, and so on again."""
+    """Measure one model: sync, TRL, async, and repeat."""
     got: dict[str, list[float]] = {"sync": [], "peer": [], "async": []}
     for number in range(1, rounds + 1):
         for side, seconds in got.items():
@@ -151,7 +151,7 @@ def _spell(mode: str) -> str:
 
 
 def measure(work: Mapping[str, Any]) -> dict[str, Any]:
-    """Run our side in this process and return what TRL's returns.
+    """Run our side in this process and return the same figures as TRL's side.
 
     Args:
         work: ``model_path``, ``steps``, ``threads``, ``mode``, ``runs_dir``.
@@ -192,17 +192,17 @@ def _config(work: Mapping[str, Any]) -> dict[str, object]:
 
 
 def save_model(spec: NewModel, folder: Path) -> str:
-    """Make a random model whose stop token lies outside its vocabulary.
+    """Make a random model whose stop token is outside its vocabulary.
 
     Raises:
-        RollartError: When the tokenizer came out smaller than the model's vocabulary.
+        RollartError: If the tokenizer has fewer tokens than the model's vocabulary.
     """
     from tokenizers import AddedToken, Tokenizer
 
     new_model(folder, spec, _texts(), seed=0)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     if tokenizer.get_vocab_size(with_added_tokens=True) != VOCAB_SIZE:
-        raise RollartError(f"the tokenizer has not {VOCAB_SIZE} tokens: too few texts")
+        raise RollartError(f"the tokenizer has fewer than {VOCAB_SIZE} tokens: too few texts")
     tokenizer.add_special_tokens([AddedToken(NEVER, special=True)])
     tokenizer.save(str(folder / "tokenizer.json"))
     _change(folder / "tokenizer_config.json", eos_token=NEVER)
@@ -212,7 +212,7 @@ def save_model(spec: NewModel, folder: Path) -> str:
 
 
 def _texts() -> Iterator[str]:
-    """Yield the prompts, and made-up words enough for the vocabulary."""
+    """Yield the prompts, and enough random words for the vocabulary."""
     yield from map(digits, range(NUM_TASKS))
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(1_000)]

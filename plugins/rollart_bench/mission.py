@@ -1,21 +1,21 @@
-"""`rollart bench mission`: everything in one config, in peace and under attack.
+"""`rollart bench mission`: all features in one config, undisturbed and under attack.
 
-    peace    the run on a cluster of three nodes: to its end, and every ticket accounted for
-    attack   the same, with an env worker, an engine and a node killed on the way; it goes on until
-             it has recovered from the last of them
-    alone    each environment alone at as many trajectories, beside what it came to in the mixture:
-             that of ``peace``, or of a finished run that ``mixture`` names
+    peace    the run on a cluster of three nodes: to its end, with every ticket accounted for
+    attack   the same, with an env worker, an engine and a node killed during the run, until it has
+             recovered from the last kill
+    alone    each environment alone with as many trajectories, compared with its result in the
+             mixture: that of ``peace``, or of a finished run that ``mixture`` names
 
-The config is ``examples/mission.yaml``; ``examples/mission/engines`` starts what that needs:
+The config is ``examples/mission.yaml``. ``examples/mission/engines`` starts its requirements:
 
     examples/mission/engines rollart bench mission
 
-The short form needs no Docker engine, no SGLang and no other package: it takes the same config with
-a tiny new model, a second class of embedded engines instead of the SGLang server, and a Lambda of
-its own, leaves out the environments that cannot run here, and kills an env worker.
+The short form needs no Docker engine, no SGLang and no other package. It uses the same config with
+a new tiny model, a second class of embedded engines instead of the SGLang server, and its own
+Lambda. It omits the environments that cannot run here, and kills an env worker.
 
-Takes: ``case`` (all, or names with commas), ``config``, ``steps``, ``seed``, ``limit_s``,
-``mixture``, ``only``, ``short``. Gives: rows with wall times, what was lost, and success by
+Takes: ``case`` (all, or names separated by commas), ``config``, ``steps``, ``seed``, ``limit_s``,
+``mixture``, ``only``, ``short``. Gives: rows with wall times, lost tickets, and success by
 environment. Never: starts a Docker engine.
 """
 
@@ -57,22 +57,22 @@ VICTIMS: Final = ("env worker", "engine", NODE)
 SHORT_CASES, SHORT_VICTIMS, SHORT_STEPS = ("attack",), ("env worker",), 2
 HOSTS_VARIABLE: Final = "MISSION_DOCKER_HOSTS"
 SLOTS: Final = {"slot": 3.0}
-"""Of each node: two of the three have room for all parts."""
+"""The slots of each node. Two of the three nodes have enough for all workers."""
 MOST_S: Final = 1200.0
 LEAST_STEPS: Final = 50
 ATTACKED: Final = 1 / 3
-"""Share of the run in which the attack takes place: a server that starts again takes minutes, in
-which the other engines train on."""
+"""Share of the run in which the attack happens. A server needs minutes to restart, and the other
+engines continue meanwhile."""
 _LIMIT_S: Final = 900.0
 _MOST_STEPS: Final = 100_000
-"""An attacked run is asked to end long before."""
+"""An upper bound: an attacked run is asked to end long before."""
 _LAMBDA_UP_S: Final = 60.0
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class MissionOutcome:
-    """What one run came to."""
+    """The results of one run."""
 
     wall_s: float
     report: Mapping[str, Any]
@@ -81,7 +81,7 @@ class MissionOutcome:
 
     @property
     def train_steps(self) -> int:
-        """Batches that the weights at the end were trained on, one train_step each."""
+        """The batches that the final weights were trained on, one train_step each."""
         return int(self.report["batches"])
 
 
@@ -90,18 +90,18 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``case``, or ``cases`` (all), ``config`` (``examples/mission.yaml``), ``steps``
-            (its own ``stop.batches``), ``seed`` (0), ``limit_s`` (900: for a killed part to be
-            back), ``mixture`` (the directory of a run of this config, for ``alone`` without
-            ``peace``), ``only`` (those environments alone, with a comma between), ``short``:
-            ``attack`` with one kill, 2 steps, and what needs no installation.
+            (its own ``stop.batches``), ``seed`` (0), ``limit_s`` (900: time limit for a killed
+            worker to be back), ``mixture`` (the directory of a run of this config, for ``alone``
+            without ``peace``), ``only`` (only those environments, separated by commas), ``short``:
+            ``attack`` with one kill, 2 steps, and no additional packages.
 
     Returns:
         The object of ``rollart bench --json``.
 
     Raises:
-        UserError: When an option is none.
-        BenchSkipped: When something that the config needs is missing.
-        RollartError: When a run did not come to its end.
+        UserError: If an option is not valid.
+        BenchSkipped: If a requirement of the config is missing.
+        RollartError: If a run does not end properly.
     """
     asked = Options("mission", options)
     key = "case" if "case" in asked else "cases"
@@ -130,7 +130,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is asked for."""
+    """The requested settings."""
 
     config: Config
     cases: Sequence[str]
@@ -159,12 +159,12 @@ def _measured(work: _Work) -> list[dict[str, object]]:
         for name, of_it in _only(mixture["envs"], work.only).items():
             alone = executed(_alone(config, name, of_it["trained"]), [], seed, limit_s)
             rows += _alone_rows(name, of_it, alone)
-            tell(f"{name}: {_success(of_it)} beside others, {_success(alone.report)} alone")
+            tell(f"{name}: {_success(of_it)} in the mixture, {_success(alone.report)} alone")
     return rows
 
 
 def _shortened(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the config of the short form, and the environments that it leaves out here."""
+    """Return the config of the short form, and the environments that it omits here."""
     skipped: dict[str, str] = {}
     envs = []
     for entry in config["env"]:
@@ -187,7 +187,7 @@ def _shortened(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _lacking(config: Config, *, with_lambda: bool) -> list[str]:
-    """Return what a config needs that is not there, one sentence each."""
+    """Return the missing requirements of a config, one sentence each."""
     found = [f"{name_of(entry)}: {why}" for entry in config["env"] if (why := _env_lacks(entry))]
     path = config["model"].get("path")
     if path and not Path(path).is_dir():
@@ -205,7 +205,7 @@ def _lacking(config: Config, *, with_lambda: bool) -> list[str]:
 
 
 def _env_lacks(entry: Mapping[str, Any] | str) -> str:
-    """Return what an environment needs that is not there; empty if nothing is missing."""
+    """Return the missing requirement of an environment; empty if there is none."""
     env_id = entry if isinstance(entry, str) else str(entry["id"])
     if env_id not in registry.names("environments"):
         return "not installed: examples/mission/setup installs it"
@@ -217,7 +217,7 @@ def _env_lacks(entry: Mapping[str, Any] | str) -> str:
 
 
 def _backend(config: Config) -> dict[str, Any]:
-    """Return the options of the reward backend; those of a config may be changed."""
+    """Return the options of the reward backend; those of a config may be modified."""
     backend = config.get("scoring", {}).get("backend")
     return backend if isinstance(backend, dict) else {}
 
@@ -232,7 +232,7 @@ def _answers(host: str, port: int) -> bool:
 
 @contextmanager
 def _own_lambda() -> Iterator[str]:
-    """Run the Lambda of the mission in a process of its own, and give its address."""
+    """Run the mission's Lambda in a separate process, and provide its address."""
     require("boto3", "awslambdaric", extra="lambda")
     require("aiohttp", extra="serverless")
     port = free_port()
@@ -253,10 +253,10 @@ def _own_lambda() -> Iterator[str]:
 
 
 def _only(envs: Mapping[str, Any], asked: Sequence[str]) -> Mapping[str, Any]:
-    """Return the environments of a report that are asked for; all, if none is.
+    """Return the requested environments of a report. Default: all.
 
     Raises:
-        UserError: When one is not among them.
+        UserError: If one does not exist.
     """
     if unknown := [name for name in asked if name not in envs]:
         raise UserError(f"only: {unknown[0]!r} is none of {', '.join(envs)}")
@@ -267,8 +267,8 @@ def _absolute(config: dict[str, Any], source: Path) -> dict[str, Any]:
     """Return a config whose commands and model are found from any folder.
 
     Args:
-        config: Names paths as in the folder above that of the examples.
-        source: Where it was read from.
+        config: Its paths are relative to the parent folder of the examples.
+        source: The file that it was read from.
     """
     root = EXAMPLES.parent if source.resolve().parent == EXAMPLES else Path.cwd()
     if path := config["model"].get("path"):
@@ -282,12 +282,12 @@ def _absolute(config: dict[str, Any], source: Path) -> dict[str, Any]:
 
 
 def name_of(entry: Mapping[str, Any] | str) -> str:
-    """Return what a run calls an environment of its list, each id being there once."""
+    """Return the name of an entry of the run's environment list. Ids are unique."""
     return entry if isinstance(entry, str) else str(entry.get("name") or entry["id"])
 
 
 def _alone(config: Config, name: str, num_trained: int) -> Config:
-    """Return the run of one environment alone, at as many trajectories as it had beside others."""
+    """Return the config for one environment alone, with its trajectories of the mixture."""
     entry = next(entry for entry in config["env"] if name_of(entry) == name)
     plain = entry if isinstance(entry, str) else {k: v for k, v in entry.items() if k != "weight"}
     rollout = config["rollout"]
@@ -296,17 +296,17 @@ def _alone(config: Config, name: str, num_trained: int) -> Config:
 
 
 def executed(config: Config, kills: Sequence[Kill], seed: int, limit_s: float) -> MissionOutcome:
-    """Run a config to its end on a cluster of three nodes of this machine.
+    """Run a config to its end on a cluster of three nodes on this machine.
 
     Args:
-        config: Of a run on Ray, whose parts take a ``slot`` each. With kills it goes on after the
-            steps of its ``stop`` until it has recovered from the last.
-        kills: What is killed on the way.
-        seed: Of who is killed.
-        limit_s: For a part that was killed to be back, or for the next batch.
+        config: A run on Ray whose workers take a ``slot`` each. With kills, it continues after the
+            steps of its ``stop`` until it has recovered from the last kill.
+        kills: The kills during the run.
+        seed: The seed for the choice of victims.
+        limit_s: Time limit for a killed worker to be back, or for the next batch.
 
     Raises:
-        RollartError: When it does not get there.
+        RollartError: If the run fails.
     """
     with tempfile.TemporaryDirectory(prefix="rollart-m-") as folder:
         runs_dir, temp_dir = Path(folder) / "runs", Path(folder) / "tmp"
@@ -329,22 +329,22 @@ def executed(config: Config, kills: Sequence[Kill], seed: int, limit_s: float) -
         finally:
             cluster.close()
         if attacked.run_dir is None:
-            raise RollartError("the run made no run directory")
+            raise RollartError("the run did not create a run directory")
         report = _report(attacked.run_dir)
         tell(f"{report['batches']} batches in {wall_s:.0f} s, {len(kills)} kills")
         return MissionOutcome(wall_s, report, audit(attacked.run_dir), len(attacked.recoveries))
 
 
 def _report(run_dir: Path) -> Mapping[str, Any]:
-    """Return what a finished run came to.
+    """Return the results of a finished run.
 
     Raises:
-        UserError: When there is none.
+        UserError: If there are none.
     """
     try:
         found: Mapping[str, Any] = json.loads((run_dir / "report.json").read_text("utf-8"))
     except (OSError, ValueError) as e:
-        raise UserError(f"mixture: {run_dir} holds no report of a finished run: {e}") from e
+        raise UserError(f"mixture: {run_dir} has no report of a finished run: {e}") from e
     return found
 
 
@@ -354,7 +354,7 @@ def _success(report: Mapping[str, Any]) -> str:
 
 
 def _start(cluster: LocalCluster) -> None:
-    """Start three nodes; those of env workers ask a Docker engine of their own."""
+    """Start three nodes. Those of env workers use their own Docker engine."""
     hosts = os.environ.get(HOSTS_VARIABLE, "").split(",")
     cluster.start()
     for number, name in enumerate("abc"):

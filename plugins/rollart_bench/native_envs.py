@@ -1,7 +1,7 @@
-"""The environments of `rollart bench adapters` in their own libraries' own loops.
+"""The environments of `rollart bench adapters` in the native loops of their libraries.
 
-Takes: a foreign id. Gives: a player: one episode of a seed, with actions from a generator. Never:
-imports anything of RollArt, so that what is measured is the library alone.
+Takes: a third-party id. Gives: a player: one episode of a seed, with actions from a generator.
+Never: imports anything of RollArt, so that only the library is measured.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ Player: TypeAlias = Callable[[int, Random], float]
 """Plays the episode of a seed and returns its return."""
 
 FREE_NUMBERS = 50
-"""Texts that guess are of 1 to this."""
+"""Guesses are numbers from 1 to this."""
 
 
 def boxed(rng: Random) -> str:
-    """Return a number as gem's environments read it."""
+    """Return a number in the answer format of gem's environments."""
     return f"\\boxed{{{rng.randint(1, FREE_NUMBERS)}}}"
 
 
 def bracketed(rng: Random) -> str:
-    """Return a number as TextArena's environments read it."""
+    """Return a number in the answer format of TextArena's environments."""
     return f"[{rng.randint(1, FREE_NUMBERS)}]"
 
 
@@ -34,7 +34,7 @@ def number(rng: Random) -> str:
 
 
 def gymnasium(env_id: str, max_turns: int) -> Player:
-    """Return a player of an environment with Discrete actions; it draws its page where it can."""
+    """Return a player of an environment with Discrete actions. It renders if the env can."""
     gym: Any = importlib.import_module("gymnasium")
     draws = env_id != "Blackjack-v1"
     env = gym.make(env_id, render_mode="ansi") if draws else gym.make(env_id)
@@ -83,7 +83,7 @@ def gem(env_id: str, max_turns: int) -> Player:
 
 
 def textarena(env_id: str, max_turns: int) -> Player:
-    """Return a player of one of TextArena's games for one."""
+    """Return a player of one of TextArena's single-player games."""
     env = importlib.import_module("textarena").make(env_id)
 
     def play(seed: int, rng: Random) -> float:
@@ -116,7 +116,7 @@ def skyrl_gym(env_id: str, max_turns: int) -> Player:
 
 
 def gsm8k_rows() -> list[dict[str, Any]]:
-    """Return rows in the form of SkyRL's datasets."""
+    """Return rows in the format of SkyRL's datasets."""
     return [
         {
             "prompt": [{"role": "user", "content": f"What is {i} + 1? End with #### and it."}],
@@ -142,7 +142,7 @@ def cells(env_id: str, max_turns: int) -> Player:
 
 
 class Corridor:
-    """A class in the interface of ROLL's environments: walk right to the end."""
+    """A class with the interface of ROLL's environments: walk right to the end."""
 
     WORDS = ("left", "right")
 
@@ -151,7 +151,7 @@ class Corridor:
         self.at = self.num_steps = 0
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """Stand at a cell that the seed draws."""
+        """Start at a random cell."""
         self.at, self.num_steps = Random(seed).randrange(self.length - 1), 0
         return "Reach G.", {"suffix": self.render()}
 

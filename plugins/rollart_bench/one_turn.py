@@ -1,7 +1,7 @@
-"""What both sides of ``bench loop`` work on: prompts of digits, and a reward that costs nothing.
+"""The shared work of both sides of ``bench loop``: prompts of digits, and a cheap reward.
 
-Takes: an index; a completion. Gives: a prompt; a reward; the one-turn environment of the two.
-Never: differs from one side to the other.
+Takes: an index; a completion. Gives: a prompt; a reward; the one-turn environment of both. Never:
+differs between the sides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollart_core.types import Observation
 
 NUM_TASKS = 64
 NUM_DIGITS = 13
-"""With a word mark and the two tokens of the chat template, a prompt of 16 tokens."""
+"""With a word mark and the two tokens of the chat template, the prompt has 16 tokens."""
 
 
 def digits(index: int) -> str:
@@ -25,7 +25,7 @@ def digits(index: int) -> str:
 
 
 def vowel_share(text: str) -> float:
-    """Return which part of the letters are vowels: members of a group differ in it."""
+    """Return the share of vowels among the letters. It differs between members of a group."""
     return sum(map(text.count, "aeiou")) / max(1, len(text))
 
 
@@ -52,5 +52,5 @@ class OneTurnEnv(gymnasium.Env[Observation, str]):
         return digits(first + int(given.get("task") or 0)), {}
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Reward the answer; the episode is over."""
+        """Reward the answer and end the episode."""
         return "", vowel_share(action), True, False, {}

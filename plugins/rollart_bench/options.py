@@ -1,7 +1,7 @@
-"""The options of a benchmark, read by their types.
+"""Typed access to the options of a benchmark.
 
-Takes: what the command line gave, as YAML reads it. Gives: checked values. Never: knows which
-options a benchmark takes; its ``TAKES`` says so.
+Takes: the values of the command line, as YAML reads them. Gives: checked values. Never: defines the
+options of a benchmark; its ``TAKES`` does.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rollart_core.errors import UserError, did_you_mean
 _TRUE: Final = ("true", "yes", "on", "1")
 _FALSE: Final = ("false", "no", "off", "0")
 _MOST: Final = 1_000_000_000
-"""No count, rate or time of a benchmark is larger."""
+"""Upper bound of every count, rate and time."""
 
 
 class Options:
-    """The options of one call; a wrong value is an error of one line that names the option.
+    """The options of one call. A wrong value raises a one-line error that names the option.
 
     Args:
         bench: The name of the benchmark, for errors.
@@ -31,10 +31,10 @@ class Options:
         self._bench = bench
         self._given = given
         self.short: Final = self.flag("short")
-        """Whether the short form is asked for."""
+        """Whether the short form is requested."""
 
     def flag(self, name: str) -> bool:
-        """Return a flag; False if it is not given.
+        """Return a flag. Default: False.
 
         Raises:
             UserError: If it is neither true nor false.
@@ -51,7 +51,7 @@ class Options:
         """Return a whole number.
 
         Raises:
-            UserError: If it is none, less than ``least``, or above 1e9.
+            UserError: If it is not a whole number, is less than ``least``, or is above 1e9.
         """
         value = self._given.get(name, default)
         number = self._number(value, int)
@@ -65,7 +65,7 @@ class Options:
         """Return a number above 0 and up to 1e9.
 
         Raises:
-            UserError: If it is none.
+            UserError: If it is not such a number.
         """
         value = self._given.get(name, default)
         number = self._number(value, float)
@@ -76,10 +76,10 @@ class Options:
         return number
 
     def text(self, name: str, default: str) -> str:
-        """Return a text, which may be empty only by default.
+        """Return a text. Only the default may be empty.
 
         Raises:
-            UserError: If it is none.
+            UserError: If it is not a text.
         """
         value = self._given.get(name, default)
         if not isinstance(value, str) or (name in self._given and not value.strip()):
@@ -90,7 +90,7 @@ class Options:
         """Return a path.
 
         Raises:
-            UserError: If it is none.
+            UserError: If it is not a text.
         """
         return Path(self.text(name, default))
 
@@ -98,7 +98,7 @@ class Options:
         """Return one of several words.
 
         Raises:
-            UserError: If it is none of them.
+            UserError: If it is not one of them.
         """
         (chosen,) = self.names(name, known, (default,), most=1)
         return chosen
@@ -114,13 +114,13 @@ class Options:
         """Return names, given as ``a,b`` or ``[a, b]``.
 
         Args:
-            name: Of the option.
-            known: What may be named; empty: anything.
-            default: What is returned if the option is not given; None: all that are known.
-            most: How many may be named.
+            name: The option.
+            known: The allowed names. If empty, any name is allowed.
+            default: The result if the option is not given. If None, all known names.
+            most: The maximum number of names.
 
         Raises:
-            UserError: If one is not known, or there is none.
+            UserError: If a name is not known, or no name is given.
         """
         if name not in self._given:
             return tuple(known if default is None else default)
@@ -142,12 +142,12 @@ class Options:
         return names
 
     def __contains__(self, name: str) -> bool:
-        """Tell whether an option was given."""
+        """Return whether an option was given."""
         return name in self._given
 
     @staticmethod
     def _number(value: object, kind: type[int] | type[float]) -> float | None:
-        """Return a value as a number of a kind; None if it is no such number."""
+        """Return a value as a number of a type; None if it is not such a number."""
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             return None
         try:

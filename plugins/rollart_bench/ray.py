@@ -1,9 +1,9 @@
-"""`rollart bench ray`: a run over a Ray cluster of three unlike nodes, beside the same run inline.
+"""`rollart bench ray`: a run over a Ray cluster of three different nodes, and the same run inline.
 
-Takes: ``config`` (examples/webshop.yaml), ``short`` (the deterministic runs alone); every other
+Takes: ``config`` (examples/webshop.yaml), ``short`` (the deterministic runs only); every other
 option overrides a key of the config. Gives: success on held-out tasks after RL and trajectories/s
-of both runs, and whether two short deterministic runs end with the same weights, bit for bit.
-Never: runs both at once.
+of both runs, and whether two short deterministic runs end with bitwise equal weights. Never: runs
+both concurrently.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DETERMINISTIC = {
 }
 TAKES: Final = ("short", "config")
 CONFIG: Final = True
-"""Every other option is a key of the run config, and is checked as one."""
+"""Every other option is a key of the run config, and is checked as such."""
 
 
 def run(options: Mapping[str, object]) -> dict[str, object]:

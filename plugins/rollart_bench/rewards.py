@@ -1,15 +1,16 @@
-"""`rollart bench rewards`: what each reward backend gives, cold and warm.
+"""`rollart bench rewards`: the throughput and latency of each reward backend, cold and warm.
 
-    cold    nothing runs yet: how long until the first score
-    warm    a thousand at once, in calls of 16: scores a second; then four callers: p50 and p95
-    idle    how long until the last worker of the pool is gone
+    cold    the time from a stopped backend to the first score
+    warm    a thousand concurrent requests, in calls of 16: scores per second; then four callers:
+            p50 and p95
+    idle    the time until the last worker of the pool has ended
 
-Rewards that wait 1 ms, and rewards whose waits are long-tailed with a mean of 2 s. Lambda is a
-local runtime (boto3 and awslambdaric are the real ones, AWS is not there), http is `rollart
-serve-reward` in a process of its own. The pool has two workers, as its peer, `concurrent.futures`.
+The rewards wait 1 ms, or a long-tailed time with a mean of 2 s. Lambda is a local runtime (boto3
+and awslambdaric are real, AWS is not used), http is `rollart serve-reward` in a separate process.
+The pool has two workers, like its peer, `concurrent.futures`.
 
-Takes: ``ways``, ``rounds``, ``short``. Gives: a row for each figure. Never: counts a score that is
-wrong, or leaves a server, a worker or a cluster behind.
+Takes: ``ways``, ``rounds``, ``short``. Gives: a row for each figure. Never: counts a wrong score,
+or leaves a server, a worker or a cluster behind.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ NUM_WORKERS: Final = 2
 MARK_RATE: Final = 1500.0
 MARK_IDLE_S: Final = 2.0
 _CALL: Final = 16
-"""Requests in a call: what the scoring room may send together."""
+"""Requests per call: the maximum that the scoring queue sends together."""
 _SLOW_S: Final = 2.0
 _NUM_FAST: Final = {"inline": 8000, "pool": 8000, "http": 4000, "lambda": 1000, "ray_serve": 1000}
 _NUM_SLOW: Final = 96
@@ -54,7 +55,7 @@ _PACKAGES: Final = {
     "ray_serve": ("ray", "fastapi"),
 }
 _THREADS: Final = 64
-"""Of each place that scores: rewards that wait need many."""
+"""Threads of each process that scores. Rewards that wait need many."""
 
 
 def run(options: Mapping[str, object]) -> dict[str, object]:
@@ -62,8 +63,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``ways`` (a list of ``WAYS``; all), ``rounds`` (3), or ``short``: one round, a
-            tenth of the requests, no slow rewards, and of the ways not `ray_serve`, which takes 20
-            seconds to start.
+            tenth of the requests, no slow rewards, and no `ray_serve`, which takes 20 seconds to
+            start.
 
     Returns:
         The object of ``rollart bench --json``.
@@ -162,8 +163,8 @@ def measure(asked: Mapping[str, Any]) -> dict[str, float]:
         asked: ``way`` (one of ``WAYS`` or ``PEER``), ``wait_s``, ``spread``, ``num`` requests.
 
     Returns:
-        ``rate`` (scores/s), and of all but the peer ``p50_ms`` and ``p95_ms`` over the reward's own
-        wait, ``cold_s``, and of the pool ``idle_s``.
+        ``rate`` (scores/s); except for the peer, ``p50_ms`` and ``p95_ms`` over the reward's own
+        wait, and ``cold_s``; and for the pool ``idle_s``.
     """
     if asked["way"] == PEER:
         return _peer(asked["wait_s"], asked["num"])
@@ -175,7 +176,7 @@ async def _measure(way: str, wait_s: float, spread: bool, num: int) -> dict[str,
     options = {"wait_s": wait_s, "spread": spread}
     began = time.perf_counter()
     async with _backend(way, options) as backend:
-        # Index 0 of long-tailed waits has the median: it is subtracted.
+        # Index 0 of long-tailed waits has the median, which is subtracted.
         await backend.score(given[:1])
         cold_s = time.perf_counter() - began - (wait_of(0, wait_s) if spread else wait_s)
         if not spread:
@@ -198,14 +199,14 @@ def _quantiles(late_s: list[float]) -> dict[str, float]:
 
 
 async def _at_once(backend: RewardBackend, given: list[RewardRequest]) -> list[float]:
-    """Score all of them at once, in calls."""
+    """Score all of them concurrently, in calls."""
     calls = (given[at : at + _CALL] for at in range(0, len(given), _CALL))
     _check(given, [r for some in await asyncio.gather(*map(backend.score, calls)) for r in some])
     return []
 
 
 async def _each(backend: RewardBackend, given: list[RewardRequest], mean_s: float) -> list[float]:
-    """Score all of them at once, each in a call of its own; return by how much each was late."""
+    """Score all of them concurrently, in one call each. Return the delay of each in seconds."""
 
     async def one(request: RewardRequest) -> float:
         began = time.perf_counter()
@@ -231,12 +232,12 @@ async def _four_callers(
 
 
 async def _idle(backend: RewardBackend) -> float:
-    """Return how long the pool has workers though there is nothing to do."""
+    """Return how long the pool keeps workers without work."""
     began = time.perf_counter()
     while backend.gauges()["workers"]:
         await asyncio.sleep(0.01)
         if time.perf_counter() - began > 30:
-            raise RollartError("the pool's workers stay")
+            raise RollartError("the pool's workers did not end within 30 s")
     return time.perf_counter() - began
 
 
@@ -247,7 +248,7 @@ def _check(given: Sequence[RewardRequest], results: Sequence[RewardResult]) -> N
 
 @asynccontextmanager
 async def _backend(way: str, options: Mapping[str, Any]) -> AsyncIterator[RewardBackend]:
-    """Make a backend and what it needs; only the way of asking it exists before."""
+    """Make a backend and its requirements; its client may exist before."""
     async with _PLACES[way](options) as needs:
         spec: Any = registry.spec("reward_backends", way)
         ref = RewardRef(ID, dict(options))
@@ -272,7 +273,7 @@ async def _needs(needs: Mapping[str, Any], options: Mapping[str, Any]) -> AsyncI
 
 @asynccontextmanager
 async def _served(options: Mapping[str, Any]) -> AsyncIterator[Any]:
-    """Run `rollart serve-reward` in a process of its own."""
+    """Run `rollart serve-reward` in a separate process."""
     asked = [f"{key}={str(value).lower()}" for key, value in options.items()]
     command = "from rollart_core.cli import main; main()"
     process = await asyncio.create_subprocess_exec(
@@ -296,7 +297,7 @@ async def _on_lambda(options: Mapping[str, Any]) -> AsyncIterator[Any]:
     from rollart_bench.local_lambda import FunctionSettings, LocalLambda
 
     os.environ.update(AWS_ACCESS_KEY_ID="local", AWS_SECRET_ACCESS_KEY="local")
-    # An instance has one call at a time, as on AWS; AWS would have as many as there are calls.
+    # An instance runs one call at a time, as on AWS. AWS would have as many instances as calls.
     num = 16 if options["spread"] else NUM_WORKERS
     settings = FunctionSettings(ID, options, concurrency=num, timeout_s=120)
     async with LocalLambda(settings) as local:
@@ -320,7 +321,7 @@ _PLACES: Final[Mapping[str, Any]] = {
 
 
 def _peer(wait_s: float, num: int) -> dict[str, float]:
-    """Score in the processes of the standard library, with as many calls in a piece as ours."""
+    """Score in processes of the standard library, with chunks as large as our calls."""
     with ProcessPoolExecutor(NUM_WORKERS) as pool:
         reward = partial(_peer_score, wait_s)
         list(pool.map(reward, range(NUM_WORKERS * _CALL), chunksize=_CALL))

@@ -1,4 +1,4 @@
-"""The JSON form of all benchmarks: the machine, and rows of ours beside a peer's.
+"""The JSON form of all benchmarks: the machine, and rows that compare ours with a peer.
 
     {"name": "sandbox", "machine": {...}, "rows": [...], "skipped_cases": {"docker": "why"}}
 
@@ -18,7 +18,7 @@ from statistics import median
 from rollart_bench.skip import BenchSkipped
 
 PACKAGES = ("torch", "transformers", "trl", "ray", "gymnasium")
-"""Whose versions a figure may depend on."""
+"""Packages whose versions can affect the figures."""
 
 
 def row(
@@ -38,14 +38,15 @@ def row(
     Args:
         case: What was measured.
         ours: Our figure.
-        peer: The peer's, from the same run.
-        peer_name: Who the peer is.
-        unit: Of both figures.
-        ratios: Ours over theirs (more is better), one for each interleaved pair.
-        mark: What was to be reached: the least median ratio, or words.
-        meets_mark: Whether it was; None: the median ratio against a number, else unknown.
-        required: Whether the mark holds on every machine and in the short form too, as "no ticket
-            is lost" does. A mark of speed or of learning does not.
+        peer: The peer's figure, from the same run.
+        peer_name: The peer.
+        unit: The unit of both figures.
+        ratios: Ours over the peer's (more is better), one for each interleaved pair.
+        mark: The target: the lowest acceptable median ratio, or a text.
+        meets_mark: Whether the target is met. If None, the median ratio is compared with a number;
+            with a text it is unknown.
+        required: Whether the target applies on every machine and in the short form too, such as "no
+            ticket is lost". Targets of speed or learning do not.
     """
     spread = {"min": min(ratios), "median": median(ratios), "max": max(ratios)} if ratios else None
     if meets_mark is None and spread is not None and isinstance(mark, int | float):
@@ -74,14 +75,14 @@ def result(
     """Return the object that ``rollart bench --json`` prints.
 
     Args:
-        name: Of the benchmark.
-        rows: What was measured.
-        skipped_cases: Case -> why it was not measured here.
-        conditions: What else the figures depend on, besides the machine.
-        more: Further keys.
+        name: The benchmark.
+        rows: The measured rows.
+        skipped_cases: Case -> why it is not measured here.
+        conditions: Other conditions that affect the figures, besides the machine.
+        more: Additional keys.
 
     Raises:
-        BenchSkipped: If every case was skipped.
+        BenchSkipped: If every case is skipped.
     """
     found, skipped = list(rows), dict(skipped_cases or {})
     if not found and skipped:
@@ -96,12 +97,12 @@ def result(
 
 
 def tell(progress: str) -> None:
-    """Say on stderr how far a benchmark is; stdout is for its object alone."""
+    """Write progress of a benchmark to stderr; stdout is reserved for its object."""
     print(progress, file=sys.stderr, flush=True)
 
 
 def machine() -> dict[str, object]:
-    """Return what the figures of this machine depend on; load is that of the last minute."""
+    """Return what affects the figures of this machine. The load is a 1-minute average."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0))

@@ -1,12 +1,11 @@
-"""`rollart bench sandbox`: boxes beside `docker exec`: starts, commands, resets, memory.
+"""`rollart bench sandbox`: sandboxes compared with `docker exec`: starts, commands, resets, memory.
 
 The peer is a container in which each command is a ``docker exec``: by the ``docker`` program, and
-by the engine's API (create, start and inspect, as Docker's own client libraries do it). Memory is
-that of the processes that are there for one sandbox alone, each page shared by n processes counted
-as its nth part.
+by the engine's API (create, start and inspect, like Docker's own client libraries). Memory is that
+of the processes that exist only for one sandbox. A page that n processes share counts 1/n.
 
-Takes: which sandboxes, and how often. Gives: rows; a sandbox or a peer that is not there is
-skipped. Never: knows a wall by anything but its name and the options of its config.
+Takes: the sandboxes, and the numbers of measurements. Gives: rows; a sandbox or a peer that is not
+available is skipped. Never: depends on a sandbox except by its name and the options of its config.
 """
 
 from __future__ import annotations
@@ -59,30 +58,30 @@ _COMMON = frozenset({"dockerd", "containerd", "systemd", "init"})
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is measured."""
+    """The numbers of measurements."""
 
     num_boxes: int
-    """One after the other."""
+    """Sandboxes, one after the other."""
     num_execs: int
-    """In each."""
+    """Commands in each."""
     num_resets: int
-    """In one box."""
+    """Resets in one sandbox."""
     num_started: int
-    """At once, for boxes/s."""
+    """Sandboxes whose starts overlap, for the start rate."""
     num_held: int
-    """At the same time."""
+    """Sandboxes held at the same time."""
 
 
 @dataclass(slots=True)
 class Times:
-    """Milliseconds of one sandbox."""
+    """The measurements of one sandbox, in milliseconds."""
 
     start: list[float] = field(default_factory=list)
     close: list[float] = field(default_factory=list)
     exec: list[float] = field(default_factory=list)
     peers: dict[str, list[float]] = field(default_factory=dict)
     ratios: dict[str, list[float]] = field(default_factory=dict)
-    """Of each peer's median to ours, box by box."""
+    """The ratio of each peer's median to ours, per sandbox."""
     reset: list[float] = field(default_factory=list)
     git: list[float] = field(default_factory=list)
     boxes_a_second: float = 0.0
@@ -94,10 +93,10 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``sandbox`` (``process,bubblewrap,docker``), ``image`` of docker's boxes and of the
-            peer (``rollart-test:latest``), ``boxes`` (10) one after the other, ``execs`` (30) in
-            each, ``resets`` (10), ``starts`` (32) eight at a time, ``held`` (32) at once; ``short``
-            for a fifth of all.
+        options: ``sandbox`` (``process,bubblewrap,docker``), ``image`` of docker's sandboxes and of
+            the peer (``rollart-test:latest``), ``boxes`` (10): sandboxes one after the other,
+            ``execs`` (30) in each, ``resets`` (10), ``starts`` (32) eight at a time, ``held`` (32)
+            concurrently; ``short`` for a fifth of all.
 
     Returns:
         The object of ``rollart bench --json``.
@@ -138,10 +137,10 @@ async def _measure_all(
             ways = container.ways()
         for turn in range(extent.num_boxes):
             for name, make in makers.items():
-                tell(f"{name}: box {turn + 1} of {extent.num_boxes}")
+                tell(f"{name}: sandbox {turn + 1} of {extent.num_boxes}")
                 await _one_sandbox(make, ways, extent.num_execs, times[name])
         for name, make in makers.items():
-            tell(f"{name}: resets, starts at once, boxes held")
+            tell(f"{name}: resets, concurrent starts, held sandboxes")
             await _resets(make, extent.num_resets, times[name])
             times[name].boxes_a_second = await _starts(make, extent.num_started)
             await _hold(make, extent.num_held, times[name])
@@ -161,7 +160,7 @@ async def _one_sandbox(
     num_execs: int,
     times: Times,
 ) -> None:
-    """Start a box, run commands in turn with the peers, and close it."""
+    """Start a sandbox, run commands in turn with the peers, and close it."""
     box = make()
     times.start.append(await _timed(box.start))
     ours: list[float] = []
@@ -180,7 +179,7 @@ async def _one_sandbox(
 
 
 async def _resets(make: Callable[[], Sandbox], num_resets: int, times: Times) -> None:
-    """Reset a changed repository, in turn with git's own way."""
+    """Reset a changed repository, in turn with git's own method."""
     box = make()
     await box.start()
     try:
@@ -199,7 +198,7 @@ async def _resets(make: Callable[[], Sandbox], num_resets: int, times: Times) ->
 
 
 async def _starts(make: Callable[[], Sandbox], num_boxes: int, at_once: int = 8) -> float:
-    """Return how many boxes a second start, so many at once."""
+    """Return how many sandboxes start per second, with a number of concurrent starts."""
     boxes = [make() for _ in range(num_boxes)]
     limit = asyncio.Semaphore(at_once)
 
@@ -216,7 +215,7 @@ async def _starts(make: Callable[[], Sandbox], num_boxes: int, at_once: int = 8)
 
 
 async def _hold(make: Callable[[], Sandbox], num_boxes: int, times: Times) -> None:
-    """Hold boxes at the same time: how many answer, and what each takes."""
+    """Hold sandboxes at the same time: count those that respond, and the memory of each."""
     boxes: list[Sandbox] = []
     try:
         for _ in range(num_boxes):
@@ -224,7 +223,7 @@ async def _hold(make: Callable[[], Sandbox], num_boxes: int, times: Times) -> No
             try:
                 await box.start()
             except EpisodeError as e:
-                tell(f"after {len(boxes)} boxes: {first_line(str(e))}")
+                tell(f"after {len(boxes)} sandboxes: {first_line(str(e))}")
                 break
             boxes.append(box)
         done = [await box.exec(["true"], timeout_s=60) for box in boxes]
@@ -267,7 +266,7 @@ def _rows(name: str, times: Times) -> Iterator[dict[str, object]]:
     )
     yield row(f"{name}: starts, 8 at once", times.boxes_a_second, None, None, "1/s")
     yield row(f"{name}: boxes held at once", times.num_held, None, None, "boxes")
-    if times.memory_bytes:  # else the system does not say
+    if times.memory_bytes:  # not every system reports it
         size = median(times.memory_bytes) / 2**20
         yield row(f"{name}: memory of an empty box", size, None, None, "MiB")
 
@@ -299,10 +298,10 @@ class DockerExec:
     """One running container.
 
     Args:
-        image: What is in it.
+        image: Its image.
 
     Raises:
-        UserError: When there is no engine, or it does not have the image.
+        UserError: If there is no engine, or it does not have the image.
     """
 
     def __init__(self, image: str) -> None:
@@ -327,7 +326,7 @@ class DockerExec:
             raise
 
     def ways(self) -> dict[str, Callable[[], float]]:
-        """Return what runs a command and gives the milliseconds it took, by the peer's name."""
+        """Return the functions that run a command and return its milliseconds, by peer name."""
         found = {"docker exec, by API": self.by_api}
         if shutil.which("docker"):
             found["docker exec, by CLI"] = self.by_cli
@@ -340,7 +339,7 @@ class DockerExec:
         return (time.perf_counter() - began) * 1e3
 
     def by_api(self) -> float:
-        """Run a command, read its output and learn its exit code, with three requests."""
+        """Run a command, read its output and get its exit code, with three requests."""
         began = time.perf_counter()
         asked = {"Cmd": COMMAND, "AttachStdout": True, "AttachStderr": True}
         made = self._ask("POST", f"/containers/{self._name}/exec", asked)
@@ -365,15 +364,15 @@ class DockerExec:
         finally:
             connection.close()
         if answer.status >= 300 and not (method == "DELETE" and answer.status in (404, 409)):
-            raise UserError(f"the Docker engine says: {said.decode(errors='replace').strip()}")
+            raise UserError(f"error of the Docker engine: {said.decode(errors='replace').strip()}")
         return json.loads(said) if said[:1] == b"{" else None
 
 
 def memory_bytes(pid: int) -> int | None:
-    """Return the memory of a process and of those above it that are there for it alone.
+    """Return the memory of a process and of its ancestors that exist only for it.
 
-    These are bubblewrap's monitor, or the shim of a container. None where the system (or the
-    process's owner) does not say.
+    These are bubblewrap's monitor, or the shim of a container. None if the system (or the owner of
+    the process) does not allow it.
     """
     total = 0
     while pid > 1 and pid != os.getpid():

@@ -1,8 +1,9 @@
-"""`rollart bench scale`: how many live trajectories one controller carries.
+"""`rollart bench scale`: how many live trajectories one controller can handle.
 
-The real controller, scheduler, buffer, episode loop, conversation and env worker; the engine is
-scripted and answers after a while that is chosen so that all trajectories are alive at once and the
-controller is always the bottleneck; environments wait on the loop; the trainer does nothing.
+The controller, scheduler, buffer, episode loop, conversation and env worker are the real ones. The
+engine is scripted. Its answer times are chosen so that all trajectories are live concurrently and
+the controller is always the bottleneck. Environments wait on the event loop, and the trainer does
+nothing.
 
 Takes: sizes. Gives: rows of trajectories per second and of memory. Never: counts modelled waiting
 as work.
@@ -46,7 +47,7 @@ ENV = "rollart_testing:AsyncFakeEnv"
 TURNS = 5
 GROUP_SIZE = 8
 OFFERED_TURNS_PER_S = 50_000.0
-"""More than a controller carries, so that it is never idle."""
+"""A rate that exceeds the controller's, so that it is never idle."""
 MARK_BYTES = 100_000
 MARK_RATIO = 0.7
 
@@ -99,7 +100,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def _measured(num_live: int) -> dict[str, float]:
-    """Run one size in a process of its own: memory is counted from its start."""
+    """Run one size in a new process: memory is counted from its start."""
     return in_fresh_process(f"{__name__}:measure", {"num_live": num_live})
 
 
@@ -116,7 +117,7 @@ def measure(asked: Mapping[str, int]) -> dict[str, float]:
 
 
 class _Counts:
-    """Counts what ends, and keeps the number alive."""
+    """Counts episodes that end, and keeps the number of live ones constant."""
 
     def __init__(self) -> None:
         self.live = self.peak_live = self.ended_count = 0
@@ -130,16 +131,16 @@ class _Counts:
         self.ended_count += 1
 
     def decided(self, action: object) -> None:
-        """Nothing to count."""
+        """Count nothing."""
 
     def batch_taken(self, groups: Sequence[Group], policy_version: int) -> None:
-        """Nothing to count."""
+        """Count nothing."""
 
     async def batch_trained(self, record: BatchRecord) -> None:
-        """Nothing to count."""
+        """Count nothing."""
 
     def swapped(self, swaps: Sequence[WeightSwap]) -> None:
-        """Nothing to count."""
+        """Count nothing."""
 
 
 async def _measure(num_live: int, tokenizer: ChatTokenizer) -> dict[str, float]:

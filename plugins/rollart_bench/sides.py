@@ -1,7 +1,7 @@
-"""One side of a benchmark: a function in its own process, a run without a display, no trainer.
+"""Run one side of a benchmark: a function in a new process, or a run without display or trainer.
 
-Takes: a function's name and plain JSON values; a run config as a mapping. Gives: what the function
-returned; a report. Never: measures.
+Takes: a function's name and plain JSON values; a run config as a mapping. Gives: the function's
+result; a report. Never: measures.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rollart_core.types import Group
 def in_fresh_process(function: str, argument: Mapping[str, object]) -> dict[str, Any]:
     """Call ``"module:function"`` in a new process.
 
-    What it returns comes back in a file, so it may print what it likes.
+    The result is returned in a file, so the function may print.
 
     Args:
-        function: Takes one mapping and returns one, both plain JSON.
-        argument: What it is given.
+        function: A function from one mapping to another, both plain JSON.
+        argument: Its argument.
 
     Raises:
-        RollartError: When it failed; with the last line it wrote.
+        RollartError: If it failed. Contains the last line that it wrote.
     """
-    # Threads are each side's own business, whatever this shell says of them.
+    # Each side sets its own number of threads, whatever this shell's variables are.
     inherited = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     with tempfile.TemporaryDirectory(prefix="rollart-side-") as folder:
         path = Path(folder) / "result.json"
@@ -51,7 +51,7 @@ def in_fresh_process(function: str, argument: Mapping[str, object]) -> dict[str,
         if done.returncode or not path.exists():
             text = done.stdout.decode(errors="replace")
             said = [line.strip() for line in text.splitlines() if line.strip()]
-            raise RollartError(f"{function} failed: {said[-1] if said else 'without a word'}")
+            raise RollartError(f"{function} failed: {said[-1] if said else 'it wrote no output'}")
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return result
 
@@ -60,7 +60,7 @@ def run_mapping(mapping: Mapping[str, object]) -> RunReport:
     """Launch a run config given as plain data, without a display.
 
     Raises:
-        ConfigError: When it is no run config.
+        ConfigError: If it is not a valid run config.
     """
     config, problems = validate(mapping)
     if config is None or problems:
@@ -79,7 +79,7 @@ if __name__ == "__main__":
 
 
 class NoTrainer:
-    """Publishes at once."""
+    """A trainer that publishes immediately."""
 
     async def train_batch(
         self, groups: list[Group], policy_version: int, *, progress: float | None = None
@@ -88,5 +88,5 @@ class NoTrainer:
         return []
 
     async def publish(self, policy_version: int) -> Publication:
-        """Say that it is there."""
+        """Return that it is alive."""
         return Publication(policy_version, 0, 0.0)

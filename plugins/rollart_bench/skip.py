@@ -1,7 +1,7 @@
-"""What a benchmark does where something that it needs is missing: it is skipped, and says why.
+"""Skip a benchmark whose requirements are missing, with the reason.
 
-Takes: what is needed. Gives: one error that ``rollart bench`` tells from a failure. Never: installs
-anything.
+Takes: the requirements. Gives: an error that ``rollart bench`` does not treat as a failure. Never:
+installs anything.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from rollart_core.errors import UserError
 
 
 class BenchSkipped(UserError):
-    """Something that a benchmark needs is missing here; says what, and how to get it."""
+    """A requirement of a benchmark is missing here. Names it and how to get it."""
 
 
 def require(*packages: str, extra: str) -> None:
-    """Check that packages can be imported; none is.
+    """Check that packages can be imported, without importing them.
 
     Args:
-        packages: By the names they are imported by.
+        packages: Their import names.
         extra: The extra of RollArt that installs them.
 
     Raises:
@@ -36,11 +36,11 @@ def require(*packages: str, extra: str) -> None:
 
 
 def why_no_sandbox(sandbox: str, options: Mapping[str, Any]) -> str:
-    """Return why no box of a sandbox starts on this machine; empty if one does.
+    """Return why no sandbox of a kind starts on this machine; empty if one starts.
 
     Args:
         sandbox: Id or alias.
-        options: Of the box that is tried.
+        options: Options of the sandbox that is started as a test.
     """
     from rollart_core.rollout import loop
     from rollart_sandboxes.pool.doctor import diagnose

@@ -1,21 +1,22 @@
 """`rollart bench stability`: whether the last weights of a run are as good as its best ones.
 
-Each arm trains an example with some seeds for a budget in batches, without a stop by what was
-learned. The weights of the best validation, and then the last ones, are evaluated on the same
-held-out tasks, several sampled episodes each.
+Each arm trains an example with several seeds for a budget of batches, without a stop rule for
+success. The weights of the best validation and the last ones are evaluated on the same held-out
+tasks, with several sampled episodes each.
 
-    as before     WebShop; updates divided by the tokens of live samples alone, no guard: a control
-    default       the example as it is
+    as before     WebShop; updates are divided by the tokens of live samples only, no guard: a
+                  control
+    default       the unchanged example
     rate x 3      the same with three times its learning rate
     ppo           a smaller task, the bandit with two arms and two turns, 300 batches
     reinforce++   the same
 
-The short form injects faults into runs on a bandit instead, from batch :data:`FIRST` on (see
-:class:`Faulty`): gradients that are no numbers, inverted rewards, a tenfold learning rate. The
-guard is to undo what does harm (success falls by half), and the run to end above its start.
+The short form instead injects faults into runs on a bandit, from batch :data:`FIRST` on (see
+:class:`Faulty`): gradients that are not finite, inverted rewards, a tenfold learning rate. The
+guard must undo harmful faults (success falls by half), and the run must end above its start.
 
 Takes: options, see :func:`run`. Gives: a row for each arm and seed. Never: hides a run that
-stopped itself.
+stopped early.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ TAKES: Final = (
     "picture",
 )
 CONFIG: Final = True
-"""Every other option is a key of the run config, and is checked as one."""
+"""Every other option is a key of the run config, and is checked as such."""
 
 BANDIT: Final[Mapping[str, object]] = {
     "env": {"id": bandit.ENV, "arms": 2, "turns": 2, "expert": "any"},
@@ -69,24 +70,24 @@ BANDIT: Final[Mapping[str, object]] = {
     "evaluation.every_batches": 25,
     "evaluation.validation_tasks": 128,
 }
-"""What differs from the bandit's example, apart from the algorithm."""
+"""Differences from the bandit's example, except the algorithm."""
 
 FIRST = 30
-"""The first batch with the fault, from 0."""
+"""The first batch with the fault, counted from 0."""
 TIMES = 10.0
 """Factor of the learning rate in :class:`TenfoldRate`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is compared."""
+    """One arm of the comparison."""
 
     changes: Mapping[str, object]
-    """Keys of the config -> values other than the example's."""
+    """Overrides of the example's config."""
     lr_factor: float = 1.0
     example: str = "webshop.yaml"
     updates: int | None = None
-    """Its budget, whatever the others' is; None: theirs."""
+    """Its own budget in batches. If None, the common budget."""
 
 
 ARMS: Final[Mapping[str, Arm]] = {
@@ -103,9 +104,9 @@ ARMS: Final[Mapping[str, Arm]] = {
     ),
 }
 LEAST_GAIN = -0.05
-"""Lower bound of the last weights' success less that of the best."""
+"""The lower bound for the last weights' success minus the best weights'."""
 LEAST_SUCCESS = 0.92
-"""Sampled success of the last weights on held-out tasks."""
+"""The lower bound for the sampled success of the last weights on held-out tasks."""
 SHORT_BATCHES = 70
 
 
@@ -113,12 +114,12 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``seeds`` (3): how many, from the config's own on; ``updates`` (2400): the budget
-            of each run on WebShop, in batches; ``arms``: which; ``tasks`` (300) and ``samples`` (4)
-            of each: held-out episodes; ``config``: a run config; ``runs_dir``: where runs go, and
-            what each came to, so that a later call with the same options goes on with the rest;
-            ``picture``: where the curves go; ``short``: faults on the bandit; all others: keys of
-            the config.
+        options: ``seeds`` (3): the number of seeds, from the config's own on; ``updates`` (2400):
+            the budget of each run on WebShop, in batches; ``arms``: their names; ``tasks`` (300)
+            and ``samples`` (4) of each: held-out episodes; ``config``: a run config; ``runs_dir``:
+            the folder for runs and their results, so that a later call with the same options
+            continues with the rest; ``picture``: the path of the picture; ``short``: faults on the
+            bandit; all others: keys of the config.
 
     Returns:
         The object of ``rollart bench --json``; the full form also with ``picture`` and ``runs``.
@@ -168,7 +169,7 @@ def _keys(asked: Options, arm: Arm) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class StabilityOutcome:
-    """What one run came to."""
+    """The results of one run."""
 
     arm: str
     seed: int
@@ -179,9 +180,9 @@ class StabilityOutcome:
     rollbacks: int
     best_version: int
     best: Estimate | None
-    """Success of the weights of the best validation on held-out tasks; None: the run stopped."""
+    """Success of the best validation's weights on held-out tasks; None if the run stopped early."""
     last: Estimate | None
-    """That of the last weights."""
+    """The same of the last weights."""
     gain: Estimate | None
     """Last minus best, paired by task."""
     curve: tuple[float, ...]
@@ -193,7 +194,7 @@ class StabilityOutcome:
 
 
 def row_of(outcome: StabilityOutcome) -> dict[str, object]:
-    """Return the row of one run: the last weights beside the best."""
+    """Return the row of one run: the last weights compared with the best."""
     case = f"{outcome.arm}, seed {outcome.seed}, {outcome.train_steps:,} updates"
     if outcome.rollbacks:
         case += f", {outcome.rollbacks} rollbacks"
@@ -218,7 +219,7 @@ def row_of(outcome: StabilityOutcome) -> dict[str, object]:
 def _outcome(
     asked: Options, arm: str, seed: int, path: Path, keys: Sequence[str]
 ) -> StabilityOutcome:
-    """Return what a run came to: one of an earlier call, or a new one."""
+    """Return the results of a run: those of an earlier call, or of a new run."""
     if "runs_dir" not in asked:
         return _train(arm, seed, path, keys)
     runs_dir = Path(asked.text("runs_dir", ""))
@@ -234,7 +235,7 @@ def _outcome(
 
 
 def read_outcome(path: Path, keys: Sequence[str]) -> StabilityOutcome | None:
-    """Return the outcome in a file; None if there is none of a run with these keys."""
+    """Return the outcome in a file; None if it has no run with these keys."""
     if not path.exists():
         return None
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -246,10 +247,10 @@ def read_outcome(path: Path, keys: Sequence[str]) -> StabilityOutcome | None:
 
 
 def _train(arm: str, seed: int, path: Path, keys: Sequence[str]) -> StabilityOutcome:
-    """Train and evaluate the best weights; resume the run, which has ended, for the last ones.
+    """Train and evaluate the best weights; resume the ended run for the last ones.
 
     Raises:
-        KeyboardInterrupt: When the run was interrupted: so is the benchmark.
+        KeyboardInterrupt: If the run is interrupted, to interrupt the benchmark too.
     """
     says = Messages(f"{arm}, seed {seed}")
     best = launch(resolve_run(load_config(path, keys), source=str(path)), observer=says)
@@ -283,7 +284,7 @@ def _count(found: Mapping[str, Any] | None, key: str, otherwise: int) -> int:
 
 
 def _draw(outcomes: Sequence[StabilityOutcome], path: Path) -> None:
-    """Write one picture: a panel an arm, a curve a seed, the held-out estimates at its end."""
+    """Write one picture: a panel per arm, a curve per seed, the held-out estimates at its end."""
     arms = list(dict.fromkeys(outcome.arm for outcome in outcomes))
     figure = new_figure(
         "bench stability", "bench", figsize=(8, 3 * len(arms)), layout="constrained"
@@ -362,7 +363,7 @@ class Faulty(Algorithm):
 
     faulty: ClassVar[Container[int]] = range(FIRST, FIRST + 2)
     game: ClassVar[Mapping[str, object]] = {"arms": 2, "turns": 2}
-    """Options of the bandit that it is tried on."""
+    """Options of the bandit for this fault."""
     lr: ClassVar[float] = 2e-3
     min_group_size: ClassVar[int] = 2
 
@@ -373,7 +374,7 @@ class Faulty(Algorithm):
 
     @property
     def is_faulty(self) -> bool:
-        """Whether the batch in training is one with the fault."""
+        """Whether the current training batch has the fault."""
         return self._batch in self.faulty
 
     def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
@@ -393,7 +394,7 @@ class Faulty(Algorithm):
 
 
 class NotFinite(Faulty):
-    """Two batches have gradients that are no numbers."""
+    """Two batches have gradients that are not finite."""
 
     def loss(
         self, trainer_logprobs: torch.Tensor, batch: LossBatch
@@ -404,7 +405,7 @@ class NotFinite(Faulty):
 
 
 class InvertedRewards(Faulty):
-    """What earned more than its group is punished, for some batches."""
+    """For some batches, samples with more reward than their group are penalised."""
 
     faulty = range(FIRST, FIRST + 10)
 
@@ -415,10 +416,10 @@ class InvertedRewards(Faulty):
 
 
 class TenfoldRate(Faulty):
-    """The learning rate is :data:`TIMES` what it should be, for five updates.
+    """The learning rate is :data:`TIMES` its configured value for five updates.
 
-    Without a guard such a run on four contexts fell from 0.84 to 0.45 (means of 4 batches) and did
-    not recover in 20 batches; on one context, or at a third of its rate, the fault does no harm.
+    Without a guard, such a run on four contexts fell from 0.84 to 0.45 (means of 4 batches) and did
+    not recover in 20 batches. On one context, or at a third of its rate, the fault does no harm.
     """
 
     faulty = range(FIRST, FIRST + 5)
@@ -434,7 +435,7 @@ class TenfoldRate(Faulty):
 
 
 def _multiply_rate(factor: float) -> None:
-    """See that the optimizer of this process multiplies its learning rate by ``factor``."""
+    """Make the optimizer of this process multiply its learning rate by ``factor``."""
     from rollart_core.training.optimizer import GuardedAdamW
 
     original: Any = getattr(GuardedAdamW, "without_fault", GuardedAdamW.update)

@@ -1,7 +1,7 @@
-"""`rollart bench start`: how long `rollart --help` and `rollart list` take, as whole processes.
+"""`rollart bench start`: the duration of `rollart --help` and `rollart list`, as whole processes.
 
-Takes: how often. Gives: rows in seconds, with no further plugin and with 50 packages and a broken
-one installed. Never: installs anything outside of a temporary folder.
+Takes: the number of rounds. Gives: rows in seconds, without other plugins and with 50 additional
+packages and a broken one. Never: installs anything outside of a temporary folder.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         options: ``short`` for 3 rounds instead of 15; ``rounds`` for another number.
 
     Returns:
-        The object of ``rollart bench --json``; ``ours`` is the median, and each row says the
-        smallest and largest as well.
+        The object of ``rollart bench --json``; ``ours`` is the median, and each row also has the
+        minimum and maximum.
     """
     asked = Options("start", options)
     rounds = asked.integer("rounds", 3 if asked.short else 15)
@@ -92,14 +92,14 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def seconds(arguments: Sequence[str], packages: Path | None = None) -> float:
-    """Return how long one call of ``rollart`` takes, from its start to its end.
+    """Return the duration of one call of ``rollart``, from its start to its end.
 
     Args:
-        arguments: What follows ``rollart``.
-        packages: A folder of further packages.
+        arguments: The arguments of ``rollart``.
+        packages: A folder of additional packages.
 
     Raises:
-        subprocess.CalledProcessError: When the call fails.
+        subprocess.CalledProcessError: If the call fails.
     """
     environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     if packages is not None:
@@ -111,10 +111,10 @@ def seconds(arguments: Sequence[str], packages: Path | None = None) -> float:
 
 
 def install(folder: Path, num_plugins: int) -> None:
-    """Install that many packages into a folder, as pip leaves them, and a broken one.
+    """Install a number of packages into a folder, in the same form as pip, and a broken one.
 
     Args:
-        folder: To be put on ``PYTHONPATH``.
+        folder: A folder for ``PYTHONPATH``.
         num_plugins: Packages ``many-00``, ``many-01``, ...; the broken one is ``shattered``.
     """
     for number in range(num_plugins):

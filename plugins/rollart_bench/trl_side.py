@@ -1,7 +1,8 @@
-"""TRL's side of ``bench loop``: its GRPOTrainer on the CPU, set to the same work as ours.
+"""TRL's side of ``bench loop``: its GRPOTrainer on the CPU, with the same work as ours.
 
-Takes: the work, as plain JSON. Gives: when each step ended. Never: leaves TRL a feature on that the
-other side has not: no reference model, no gradient checkpointing, no logging, nothing saved.
+Takes: the work, as plain JSON. Gives: the end time of each step. Never: enables a feature of TRL
+that the other side does not have: no reference model, no gradient checkpointing, no logging, no
+saving.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rollart_core.models.new import ASSISTANT, USER
 
 
 def measure(work: Mapping[str, Any]) -> dict[str, Any]:
-    """Train, and return ``ended_s`` of every step and the lengths seen, in tokens.
+    """Train, and return ``ended_s`` of every step and the observed lengths in tokens.
 
     Args:
         work: ``model_path``, ``steps``, ``threads``, ``num_prompts``, ``group_size``,

@@ -1,6 +1,6 @@
-"""A reward that waits: for benchmarks of whatever runs rewards.
+"""A reward that waits, for benchmarks of reward backends.
 
-Takes: a request, and how long to wait. Gives: what the environment returned. Never: computes.
+Takes: a request, and a wait time. Gives: the environment's return. Never: computes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 
 ID: Final = f"{__name__}:WaitingReward"
 _LONGEST: Final = 6.0
-"""Most waits, in means: so that the tail does not decide how long a benchmark takes."""
+"""The longest wait, in means, so that the tail does not determine a benchmark's duration."""
 
 
 class WaitingReward(Reward):
-    """Waits before it answers.
+    """Waits before it returns.
 
     Args:
         wait_s: Seconds, or their mean.
-        spread: Whether waits are drawn from an exponential distribution (by the request, so that
-            each waits equally long wherever it is scored).
+        spread: Whether waits have an exponential distribution. A wait depends only on the request,
+            so that it is the same on every backend.
     """
 
     def __init__(self, *, wait_s: float, spread: bool = False) -> None:

@@ -1,17 +1,17 @@
-"""`rollart bench weights`: new weights on their way to an engine that goes on generating.
+"""`rollart bench weights`: the transfer of new weights to an engine that continues to generate.
 
-A Qwen3 model of 102M random parameters; float32 masters, published in bfloat16 after real AdamW
-updates on random tokens.
+The model is a Qwen3 model of 102M random parameters, with float32 masters. Weights are published in
+bfloat16 after real AdamW updates on random tokens.
 
-First the delta channel over learning rates, both ends here: what share of the bytes moves, and
-whether what arrives is bit for bit what was published. Then each channel with an engine in a
-process of its own that generates four answers at once all the time: its stall per swap, beside the
-peer, which stops generating, fetches and copies the next version over the same channel, and goes
-on; seconds to publish and to fetch, bytes, and how fast tokens come meanwhile. ``kv_on_swap`` is
-``keep``, so that both stalls are of weights only.
+First, the delta channel runs with several learning rates, with both ends in this process. It
+measures the share of bytes that is moved, and whether the result is bitwise equal to what was
+published. Then each channel runs with an engine in a separate process that always generates four
+answers concurrently. It measures the stall per swap, seconds to publish and to fetch, bytes, and
+the token rate meanwhile. The peer stops generating, fetches and copies the next version over the
+same channel, and continues. ``kv_on_swap`` is ``keep``, so that both stalls are of weights only.
 
 Takes: ``pairs``, ``short`` (a tiny model, two channels). Gives: rows. Never: counts the first
-version, which is whole on every channel.
+version, which is complete on every channel.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ FULL = "all of it"
 
 ENGINE = f"{__name__}:make_engine"
 NUM_STREAMS = 4
-"""Answers that are generated at once while weights change."""
+"""Answers that are generated concurrently while weights change."""
 PROMPT_TOKENS, NEW_TOKENS = 16, 64
 
 Weights = dict[str, "torch.Tensor"]
@@ -86,8 +86,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     """Run the benchmark.
 
     Args:
-        options: ``short``: a tiny model, one pair, two of the channels; ``pairs``: how many swaps
-            of each kind (2).
+        options: ``short``: a tiny model, one pair, two of the channels; ``pairs``: the number of
+            swaps of each kind (2).
 
     Returns:
         The object of ``rollart bench --json``.
@@ -121,7 +121,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 def _delta_rows(
     model: WeightSideModel, name: str, pairs: int, location: str
 ) -> tuple[list[dict[str, object]], list[Weights]]:
-    """Measure the delta channel over learning rates; return the versions of the marked one too."""
+    """Measure the delta channel over learning rates; also return the versions of the marked one."""
     rows: list[dict[str, object]] = []
     versions: list[Weights] = []
     channel = {"id": "delta", "full_every": FULL_EVERY}
@@ -137,7 +137,7 @@ def _delta_rows(
                 all_equal &= _same(got, model)
                 if lr == MARKED_LR:
                     versions.append(got)
-                if step and version % FULL_EVERY:  # the others are whole
+                if step and version % FULL_EVERY:  # the others are complete
                     assert publication.moved_bytes is not None
                     shares.append(publication.moved_bytes / publication.num_bytes)
                     publish_s.append(publication.publish_s)
@@ -228,12 +228,12 @@ def _channel_rows(case: str, got: Measured) -> list[dict[str, object]]:
 class WeightSideModel:
     """A causal LM of random weights in float32, trained by AdamW on random tokens.
 
-    Every token of the vocabulary is a target's rival, so that with a tied head no gradient is 0.
+    Every token of the vocabulary is a possible target, so with a tied head no gradient is 0.
 
     Args:
-        shape: Of a Qwen3 model.
-        folder: Where its first weights are saved in bfloat16, for the engine.
-        num_tokens: Of one train step.
+        shape: The shape of a Qwen3 model.
+        folder: The folder for its initial weights in bfloat16, for the engine.
+        num_tokens: Tokens per train step.
     """
 
     def __init__(self, shape: Mapping[str, Any], folder: str, num_tokens: int) -> None:
@@ -255,7 +255,7 @@ class WeightSideModel:
         self._optimizer: torch.optim.Optimizer | None = None
 
     def begin(self, lr: float) -> None:
-        """Train at another learning rate from now on, with a fresh AdamW."""
+        """Use another learning rate from now on, with a new AdamW."""
         import torch
 
         self._optimizer = torch.optim.AdamW(
@@ -282,7 +282,7 @@ class WeightSideModel:
             yield name, parameter.detach().to(torch.bfloat16)
 
     def snapshot(self) -> Weights:
-        """Return a copy of what is published now."""
+        """Return a copy of the current published weights."""
         return dict(self.published())
 
 
@@ -305,7 +305,7 @@ def make_engine(
 
 
 def open_channel(channel: Mapping[str, Any], location: str) -> WeightChannel:
-    """Open an end."""
+    """Open an end of a channel."""
     options = {k: v for k, v in channel.items() if k != "id"}
     end: WeightChannel = build("weight_channels", channel["id"], options, location=location)
     return end
@@ -313,19 +313,19 @@ def open_channel(channel: Mapping[str, Any], location: str) -> WeightChannel:
 
 @dataclass(slots=True)
 class Measured:
-    """One channel, over several versions."""
+    """The measurements of one channel, over several versions."""
 
     stall_s: list[float]
-    """Of each swap while tokens are generated, as the engine measures it."""
+    """Stall of each swap during generation, as the engine measures it."""
     stopped_s: list[float]
-    """The peer's: generation is stopped, the next version fetched and copied, and goes on."""
+    """Stop of the peer's generation, for the fetch and the copy of the next version."""
     fetch_s: list[float]
     publish_s: list[float]
     moved_bytes: list[int]
     num_bytes: int = 0
     calm_tokens_per_s: float = 0.0
     busy_tokens_per_s: float = 0.0
-    """While weights were fetched."""
+    """Token rate while weights are fetched."""
 
 
 async def measure(
@@ -336,16 +336,17 @@ async def measure(
     *,
     calm_s: float = 2.0,
 ) -> Measured:
-    """Publish versions one after the other to an engine that generates all the time.
+    """Publish versions one after the other to an engine that always generates.
 
-    Odd ones are loaded meanwhile, even ones the peer's way.
+    Odd versions are loaded during generation, even ones in the peer's way.
 
     Args:
         channel: Its id and options.
-        location: Where both ends meet.
-        folder: Of the model.
-        versions: What to publish, an odd number; the first prepares both ends and is not counted.
-        calm_s: How long the engine is watched before its weights change.
+        location: The common location of both ends.
+        folder: The folder of the model.
+        versions: The versions to publish, an odd number. The first prepares both ends and is not
+            counted.
+        calm_s: Seconds to measure the engine before its weights change.
     """
     publisher = open_channel(channel, location)
     part = WorkerProcess("engine", num_threads=1)
@@ -379,20 +380,20 @@ async def measure(
 
 
 class _Watched:
-    """The engine, and how fast it generates."""
+    """The engine, and its token rate."""
 
     def __init__(self, part: WorkerProcess) -> None:
         self._part = part
         self._rates: list[float] = []
 
     async def rate(self, seconds: float) -> float:
-        """Return tokens per second over some time."""
+        """Return tokens per second during a time."""
         before, began = await self._num_tokens(), time.perf_counter()
         await asyncio.sleep(seconds)
         return (await self._num_tokens() - before) / (time.perf_counter() - began)
 
     async def load(self, version: int, measured: Measured) -> None:
-        """Load a version while it generates."""
+        """Load a version during generation."""
         before, began = await self._num_tokens(), time.perf_counter()
         swap: WeightSwap = await self._part.call("load_weights", version)
         took = time.perf_counter() - began
@@ -403,7 +404,7 @@ class _Watched:
         measured.moved_bytes.append(swap.moved_bytes)
 
     async def load_stopped(self, version: int, measured: Measured) -> None:
-        """Load a version while it generates nothing."""
+        """Load a version while generation is paused."""
         await self._part.call("pause")
         began = time.perf_counter()
         await self._part.call("load_weights", version)
@@ -415,7 +416,7 @@ class _Watched:
 
 
 async def _decode(part: WorkerProcess) -> None:
-    """Generate answers, one after the other in each stream, for ever."""
+    """Generate answers endlessly, one after the other in each stream."""
 
     async def stream(number: int) -> None:
         rng = np.random.default_rng(number)

@@ -1,1 +1,1 @@
-"""Planning: what runs on which hardware, why, and how fast that should be."""
+"""Planning: choose the hardware for each worker of a run, and estimate the rates."""

@@ -1,7 +1,7 @@
-"""``rollart plan``: where a run's parts would go on a cluster, why, and how fast that should be.
+"""Implement ``rollart plan``: place the workers of a run on a cluster and estimate the rates.
 
-Takes: a config and a cluster file. Gives: the placement of the run's mapper, or of several to
-compare, with rates. Never: starts anything, or looks at the machines.
+Takes: a config and a cluster file. Gives: the placement of the run's mapper, or of several mappers
+to compare, with expected rates. Never: starts anything, or inspects the machines.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ def plan(
     config: Annotated[str, typer.Argument(help="The config file of the run.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the file's."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's."),
     ] = None,
     cluster: Annotated[
         Path, typer.Option("--cluster", metavar="FILE", help="The cluster file.")
     ] = Path("cluster.yaml"),
     mapper: Annotated[
         list[str] | None,
-        typer.Option("--mapper", help="Another mapper to compare with; may be given again."),
+        typer.Option("--mapper", help="Another mapper to compare with. Can be repeated."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show where a run's parts would go on a cluster, why, and the rates to expect."""
+    """Show where the workers of a run are placed on a cluster, why, and the expected rates."""
     from rollart_core.config.load import load_config
     from rollart_core.config.resolve import resolve_run
     from rollart_planner.cluster import load_cluster
@@ -63,15 +63,15 @@ def plan(
 
 
 def _planned(run: ResolvedRun, cluster: Cluster, source: str) -> Placement:
-    """Return the placement of a run's mapper with what it should give."""
+    """Return the placement of a run's mapper with its expected rates."""
     from rollart_core.runtime.placement import demand_of, place, workloads_of
     from rollart_planner.solve import expect
 
     demand = demand_of(run, cluster.model.shape() if cluster.model else None)
     if demand.model is None:
         raise ConfigError(
-            f"{source}: model: its config.json is not on this machine, so its size is not known; "
-            "download it, or give its shape in model.shape or in the cluster file under model"
+            f"{source}: model: its size is unknown because its config.json is not on this machine; "
+            "download it, or set model.shape in the config, or model in the cluster file"
         )
     pools = cluster.to_pools()
     placement = place(run, pools, demand)
@@ -85,7 +85,7 @@ def _planned(run: ResolvedRun, cluster: Cluster, source: str) -> Placement:
 
 
 def _memory(run: ResolvedRun, cluster: Cluster, placement: Placement) -> list[MemoryVerdict]:
-    """Return whether everything fits where the placement has it."""
+    """Return whether each worker fits the memory of the device where it is placed."""
     from rollart_core.runtime.placement import demand_of, workloads_of
     from rollart_planner.memory import verdicts
 
@@ -100,7 +100,7 @@ def _as_dict(verdict: MemoryVerdict) -> dict[str, object]:
 def _show_memory(memory: Sequence[MemoryVerdict]) -> None:
     from rollart_planner.devices import GB
 
-    if not memory:  # cores alone, which have none of their own
+    if not memory:  # CPU cores only, which have no memory of their own
         return
     rows = []
     for verdict in memory:
@@ -115,7 +115,7 @@ def _show_memory(memory: Sequence[MemoryVerdict]) -> None:
                 "yes" if verdict.fits else "NO",
             )
         )
-    columns = ("pool", "part", "GB of each device, estimated", "needed", "there", "fits")
+    columns = ("pool", "worker", "GB of each device, estimated", "needed", "available", "fits")
     print_table("Memory", columns, rows)
     for verdict in memory:
         if verdict.says:
@@ -172,7 +172,7 @@ def _show(mapper: str, placement: Placement, cluster: Cluster) -> None:
     print_table("Pools", ("pool", "devices", "engines", "", "in use"), pools)
     for reason in placement.reasons:
         typer.echo(f"- {reason}")
-    typer.echo(f"\nHeld down by {expected.bottleneck}.")
+    typer.echo(f"\nLimited by {expected.bottleneck}.")
     if expected.price_per_hour:
         per_hour = 3600 * expected.trajectories_per_s
         typer.echo(
@@ -189,7 +189,7 @@ def _show_compared(plans: Mapping[str, Placement]) -> None:
         rate = expected.trajectories_per_s
         cells = (f"{rate:.3g}", f"{rate / best:.2f}", f"{expected.price_per_hour:.2f}")
         rows.append((name, *cells, expected.bottleneck))
-    columns = ("mapper", "traj/s", "of the first", "price/hour", "held down by")
+    columns = ("mapper", "traj/s", "relative to the first", "price/hour", "limited by")
     print_table("Compared", columns, rows)
 
 

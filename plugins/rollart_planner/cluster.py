@@ -1,4 +1,4 @@
-"""The cluster file: pools of like devices, from YAML to :class:`Pool` records.
+"""The cluster file: pools of identical devices, from YAML to :class:`Pool` records.
 
     pools:
       - {name: train, device: H100, count: 4, roles: [trainer]}
@@ -6,8 +6,8 @@
       - {name: cpus, device: cpu, count: 192}
     efficiency: {compute: 0.5, bandwidth: 0.7}
 
-Takes: a path, or a mapping. Gives: checked pools, with the figures of known devices filled in and
-the efficiency worked in. Never: asks a cluster; it says what the file says.
+Takes: a path, or a mapping. Gives: checked pools. The figures of known devices are filled in, and
+the efficiency is applied. Never: queries a cluster; it only reads the file.
 """
 
 from __future__ import annotations
@@ -30,57 +30,57 @@ from rollart_planner.devices import ALIASES, DEVICES, GB, SERVERLESS, Device, fi
 
 
 class DeviceFigures(Section):
-    """What one device can do; in a pool, what replaces the table's figures."""
+    """The figures of one device. In a pool, they override the figures of the table."""
 
     flops_per_s: Figure | None = None
-    """Dense, in the model's number format."""
+    """Dense FLOP/s in the model's number format."""
     bytes_per_s: Figure | None = None
-    """Memory bandwidth."""
+    """Memory bandwidth in bytes/s."""
     memory_gb: Figure | None = None
-    """Memory, in 10^9 bytes."""
+    """Memory in 10^9 bytes."""
     price_per_hour: NonNegative | None = None
-    """Of one device."""
+    """Price of one device per hour."""
 
 
 class PoolSection(DeviceFigures):
-    """A set of like devices."""
+    """A set of identical devices."""
 
     name: Annotated[str, Field(min_length=1)]
-    """What placements call it."""
+    """The name that placements use."""
     device: Annotated[str, Field(min_length=1)]
-    """``cpu`` (counted in cores), ``serverless`` (in calls at once), or an accelerator such as
-    ``H100``."""
+    """``cpu`` (counted in cores), ``serverless`` (counted in concurrent calls), or an accelerator
+    such as ``H100``."""
     count: PositiveInt
-    """How many devices."""
+    """The number of devices."""
     resources: dict[str, Positive] = Field(default_factory=dict)
-    """What one device is called in the cluster's own scheduler, such as ``{GPU: 1}`` in Ray's."""
+    """The resources of one device in the cluster's own scheduler, such as ``{GPU: 1}`` in Ray."""
     roles: tuple[Role, ...] = ()
-    """What it may be used for; none: whatever fits its device."""
+    """What the pool may be used for. If empty, everything that its device supports."""
     per_node: PositiveInt | None = None
-    """Devices of one machine; none: all of the pool's are of one."""
+    """Devices per machine. If not set, all devices of the pool are in one machine."""
     host_memory_gb: Figure | None = None
-    """Memory of one machine besides its devices', in 10^9 bytes; none: enough."""
+    """Host memory of one machine in 10^9 bytes. If not set, it is assumed to be sufficient."""
 
 
 class Efficiency(Section):
-    """How much of a data sheet's peaks an engine reaches."""
+    """The share of the data sheet's peaks that an engine reaches."""
 
     compute: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Of FLOP/s."""
+    """The share of the peak FLOP/s."""
     bandwidth: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """Of bytes/s."""
+    """The share of the peak bytes/s."""
     step_s: NonNegative = 0.001
-    """What a step of an engine takes besides: scheduling, launching kernels, sampling."""
+    """Fixed overhead of one engine step in seconds: scheduling, kernel launches, sampling."""
 
 
 class ModelSection(Shape):
-    """The shape of the model, where neither the config nor this machine has it."""
+    """The shape of the model, if neither the config nor this machine has it."""
 
     bytes_per_value: Figure = 2.0
-    """Of weights and KV cache."""
+    """Bytes per value of weights and KV cache."""
 
     def shape(self) -> ModelShape:
-        """Return it as the planner has it."""
+        """Return it in the planner's form."""
         return ModelShape(**self.model_dump())
 
 
@@ -88,13 +88,13 @@ class Cluster(Section):
     """A whole cluster file."""
 
     pools: tuple[PoolSection, ...]
-    """What there is."""
+    """The available pools."""
     devices: dict[str, DeviceFigures] = Field(default_factory=dict)
-    """Devices the table does not have, or has other figures for."""
+    """Devices that the table does not have, or that have other figures."""
     efficiency: Efficiency = Efficiency()
-    """How much of the figures is reached. A pool's own figures count in full."""
+    """The share of the figures that is reached. The figures set on a pool are used in full."""
     model: ModelSection | None = None
-    """None: read from the config's model."""
+    """If not set, it is read from the config's model."""
 
     @field_validator("pools")
     @classmethod
@@ -107,7 +107,7 @@ class Cluster(Section):
         """Return the pools with their figures, in the order of the file.
 
         Raises:
-            ConfigError: When nothing is known of a device.
+            ConfigError: If a device is unknown.
         """
         problems = list(_problems(self))
         if problems:
@@ -145,7 +145,7 @@ def load_cluster(path: str | Path) -> Cluster:
     """Read and check a cluster file.
 
     Raises:
-        ConfigError: One line a problem: ``file:line: key: what is wrong and how to mend it``.
+        ConfigError: One line per problem: ``file:line: key: the problem and the fix``.
     """
     source = Path(path)
     mapping = read_yaml(source)
@@ -166,11 +166,11 @@ def load_cluster(path: str | Path) -> Cluster:
 
 
 def _problems(cluster: Cluster) -> list[Problem]:
-    """Return what contradicts what, and which devices nothing is known of."""
+    """Return contradictions between keys, and devices that are unknown."""
     problems, seen = [], set()
     for i, pool in enumerate(cluster.pools):
         if pool.name in seen:
-            again = f"{pool.name!r} names an earlier pool already: give each a name of its own"
+            again = f"{pool.name!r} is already the name of an earlier pool: use a unique name"
             problems.append(Problem(("pools", i, "name"), again))
         seen.add(pool.name)
         if (missing := _missing(cluster, pool)) is not None:
@@ -189,7 +189,7 @@ def _missing(cluster: Cluster, pool: PoolSection) -> str | None:
         return None
     near = did_you_mean(pool.device, [*DEVICES, *ALIASES])
     return (
-        f"nothing is known of {pool.device!r}.{near} Known: {', '.join(DEVICES)}; or give its "
+        f"unknown device {pool.device!r}.{near} Known: {', '.join(DEVICES)}; or set its "
         "flops_per_s and bytes_per_s here"
     )
 
@@ -204,7 +204,7 @@ def _replaced(device: Device, own: DeviceFigures) -> Device:
 
 
 def _line(source: Path, path: tuple[str | int, ...]) -> str:
-    """Return ``:line`` of a key in the file, or of the nearest section that is there."""
+    """Return ``:line`` of a key in the file, or of its nearest parent section."""
     node: Any = yaml.compose(source.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     mark = node.start_mark
     for part in path:
@@ -222,10 +222,10 @@ def _line(source: Path, path: tuple[str | int, ...]) -> str:
 
 
 def filled(pools: Sequence[Pool]) -> list[Pool]:
-    """Return pools with the table's figures where they bring none of their own.
+    """Return pools that use the table's figures unless they set their own.
 
     Raises:
-        ValueError: When a pool's device is not known and has no figures.
+        ValueError: If a pool's device is unknown and has no figures.
     """
     return [_filled(pool) for pool in pools]
 
@@ -236,8 +236,8 @@ def _filled(pool: Pool) -> Pool:
     device = find_device(pool.device)
     if device is None:
         raise ValueError(
-            f"pool {pool.name}: nothing is known of its device {pool.device!r}; "
-            "give its flops_per_s and bytes_per_s, or take a mapper that does not reckon "
+            f"pool {pool.name}: unknown device {pool.device!r}; "
+            "set its flops_per_s and bytes_per_s, or use a mapper that does not need them "
             "(colocate, static). Known: " + ", ".join(DEVICES)
         )
     share = Efficiency()

@@ -1,19 +1,19 @@
-"""What common devices can do: figures of public data sheets, for dense bfloat16.
+"""Figures of common devices from public data sheets, for dense bfloat16.
 
-Takes: a device's name. Gives: its FLOP/s, bytes/s, memory and price. Never: measures; a cluster
-file may add devices and replace figures.
+Takes: a device's name. Gives: its FLOP/s, bytes/s, memory and price. Never: measures. A cluster
+file can add devices and override figures.
 
-FLOP/s and bytes/s are the makers' peaks, sparsity not counted (NVIDIA: the data sheets of A100,
-H100, H200, L40S, L4, A10, T4 and V100, of which the last two know float16 only, and of HGX B200;
-AWS's page of its A10G instances; the white paper of the Ada generation for the RTX 4090; AMD: the
-data sheet of MI300X). H20 has no public sheet; its figures are what vendors of servers state.
+FLOP/s and bytes/s are the vendors' peaks without sparsity (NVIDIA: the data sheets of A100, H100,
+H200, L40S, L4, A10, T4 and V100, of which the last two support only float16, and of HGX B200; AWS's
+page of its A10G instances; the white paper of the Ada generation for the RTX 4090; AMD: the data
+sheet of MI300X). H20 has no public sheet; its figures are those that server vendors publish.
 
-Prices are rounded: what public price lists of specialised clouds asked on demand for one device and
-hour, in the month given; they differ by a factor of two or more between clouds, so put your own in
-the cluster file when you compare by price.
+Prices are rounded on-demand prices per device and hour from public price lists of specialised
+clouds in the given month. They differ by a factor of two or more between clouds. Set your own
+prices in the cluster file if you compare by price.
 
-A ``cpu`` device is one core of a recent server: AVX-512 with bfloat16, its part of the memory
-channels of its socket. An accelerator's own host cores are a pool of their own.
+A ``cpu`` device is one core of a recent server: AVX-512 with bfloat16, and its share of the memory
+channels of its socket. The host cores of an accelerator are a separate pool.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Device:
     """One kind of device."""
 
     flops_per_s: float
-    """Dense bfloat16, peak."""
+    """Peak dense bfloat16 FLOP/s."""
     bytes_per_s: float
-    """Memory bandwidth, peak."""
+    """Peak memory bandwidth in bytes/s."""
     memory_bytes: int
     price_per_hour: float
-    """US dollars."""
+    """US dollars per hour."""
 
 
 DEVICES: Mapping[str, Device] = {
@@ -58,7 +58,7 @@ DEVICES: Mapping[str, Device] = {
     CPU: Device(0.1e12, 5e9, 4 * GB, 0.04),
     SERVERLESS: Device(0.0, 0.0, 0, 0.06),
 }
-"""Prices are of 2025-06; those of A100-80GB, H100-SXM and H200 of 2026-05."""
+"""Prices are from 2025-06; those of A100-80GB, H100-SXM and H200 are from 2026-05."""
 
 ALIASES: Mapping[str, str] = {
     "A100": "A100-80GB",
@@ -66,15 +66,15 @@ ALIASES: Mapping[str, str] = {
     "V100": "V100-16GB",
     "4090": "RTX-4090",
 }
-"""Names without a variant mean the most common one."""
+"""A name without a variant means the most common variant."""
 
 
 def find_device(name: str, own: Mapping[str, Device] | None = None) -> Device | None:
-    """Return the figures of a device; None when nothing is known of it.
+    """Return the figures of a device, or None if it is unknown.
 
     Args:
-        name: As in a cluster file; upper and lower case, ``_``, ``-`` and spaces are alike.
-        own: Devices besides the table's; they come first.
+        name: As in a cluster file. Case, ``_``, ``-`` and spaces are ignored.
+        own: Devices in addition to the table's. They take precedence.
     """
     for table in (own or {}, DEVICES):
         known = {_plain(key): device for key, device in table.items()}

@@ -1,7 +1,7 @@
-"""What may run where: which pools can hold envs, engines, the trainer, rewards, and how fast.
+"""Determine which pools can hold envs, engines, the trainer and rewards, and how fast they are.
 
-Takes: workloads, pools, a demand. Gives: :class:`Fit`, or a ValueError that says what is missing.
-Never: chooses; :mod:`rollart_planner.solve` does.
+Takes: workloads, pools, a demand. Gives: :class:`Fit`, or a ValueError that names what is missing.
+Never: chooses a placement; :mod:`rollart_planner.solve` does.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from rollart_planner.roofline import (
 )
 
 NOMINAL = ModelShape(1_540_000_000, 28, 12, 2, 128)
-"""What is reckoned with while the model is not known: 1.5 billion parameters in bfloat16."""
+"""The assumed shape of an unknown model: 1.5 billion parameters in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitMethod:
-    """One way to generate an environment's trajectories: on a pool, in batches of a size."""
+    """One way to generate an environment's trajectories: a pool and a batch size."""
 
     env_id: str
     pool: str
     batch: int
     turn: TurnTime
     engine_s: float
-    """Seconds of one engine for a trajectory."""
+    """Engine seconds per trajectory."""
 
     @property
     def resident_s(self) -> float:
-        """How long a trajectory is in an engine that always holds ``batch`` of them.
+        """Return how long a trajectory is in an engine that always holds ``batch`` of them.
 
-        By Little's law: ``batch`` in the engine, ``1 / engine_s`` through it each second.
+        By Little's law: ``batch`` are in the engine, and ``1 / engine_s`` leave it per second.
         """
         return self.batch * self.engine_s
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """All that can be chosen from; pools and envs in the order of their names."""
+    """All options to choose from. Pools and envs are sorted by name."""
 
     workloads: Mapping[str, Workload]
     weights: Mapping[str, float]
-    """Env id -> share of the trajectories; they add up to 1."""
+    """Env id -> share of the trajectories. The shares sum to 1."""
     pools: Mapping[str, Pool]
     demand: Demand
     model: ModelShape
@@ -62,24 +62,24 @@ class Fit:
     env_pools: tuple[str, ...]
     trainer_pools: tuple[str, ...]
     reward_pool: str | None
-    """None: rewards run beside the environments."""
+    """If None, rewards run on the env workers."""
 
     def cpu_s(self, env_id: str, pool: str) -> float:
-        """Return the core seconds of a trajectory outside the engine, where cores are counted."""
+        """Return the core seconds of a trajectory outside the engine, on pools of CPU cores."""
         if not is_cpu(self.pools[pool]):
             return 0.0
         workload = self.workloads[env_id]
         return workload.turns * workload.env_s + (0 if self.reward_pool else workload.reward_s)
 
     def outside_s(self) -> float:
-        """Return how long a trajectory is outside the engine, in the mean over the mix."""
+        """Return the mean seconds of a trajectory outside the engine, over the mix."""
         return sum(
             share * (self.workloads[e].turns * self.workloads[e].env_s + self.workloads[e].reward_s)
             for e, share in self.weights.items()
         )
 
     def training_s(self, pool: str) -> float:
-        """Return the device seconds of training on a trajectory, in the mean over the mix."""
+        """Return the mean device seconds of training on a trajectory, over the mix."""
         return sum(
             share
             * training_s(
@@ -93,10 +93,10 @@ class Fit:
 
 
 def fit(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: Demand) -> Fit:
-    """Find out what may run where.
+    """Determine what can run on which pool.
 
     Raises:
-        ValueError: When something of the run fits no pool; says what, and what would mend it.
+        ValueError: If something fits no pool. The message names it and how to fix it.
     """
     usable, model = _considered(pools, demand)
     engines = _engine_pools(usable)
@@ -118,10 +118,10 @@ def fit(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: Demand
 
 
 def everywhere(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: Demand) -> Fit:
-    """Find out how fast everything would be wherever somebody put it, sensible or not.
+    """Determine the speed of everything on every pool, including unsuitable ones.
 
     Raises:
-        ValueError: When there is no pool, or nothing is known of one.
+        ValueError: If there is no pool, or a pool's device is unknown.
     """
     usable, model = _considered(pools, demand)
     names = tuple(pool.name for pool in usable)
@@ -145,13 +145,13 @@ def usable_pools(pools: Sequence[Pool]) -> list[Pool]:
     """Return the pools that have a device.
 
     Raises:
-        ValueError: When there is none.
+        ValueError: If there is none.
     """
     usable = [pool for pool in pools if pool.count > 0]
     if not usable:
         given = ", ".join(f"{p.name} (count {p.count})" for p in pools) or "no pools at all"
         raise ValueError(
-            f"a placement needs a pool with at least one device, and was given {given}; "
+            f"a placement needs a pool with at least one device, but the pools are: {given}; "
             "add one to the cluster file, or set its count to 1 or more"
         )
     return usable
@@ -161,13 +161,13 @@ def computing_pools(pools: Sequence[Pool]) -> list[Pool]:
     """Return the pools that have a device and may run more than rewards.
 
     Raises:
-        ValueError: When there is none.
+        ValueError: If there is none.
     """
     usable = usable_pools(pools)
     computing = [pool for pool in usable if not is_serverless(pool)]
     if not computing:
         raise ValueError(
-            f"a serverless pool runs rewards alone, and there is no other ({_names(usable)}); add "
+            f"serverless pools run only rewards, and there is no other ({_names(usable)}); add "
             "a pool of accelerators or CPU cores for environments, engines and trainer"
         )
     return computing
@@ -176,10 +176,10 @@ def computing_pools(pools: Sequence[Pool]) -> list[Pool]:
 def normalised(
     workloads: Mapping[str, Workload], weights: Mapping[str, float]
 ) -> Mapping[str, float]:
-    """Return the share of each env; those without a weight have 1, before shares are taken.
+    """Return the share of each env. An env without a weight has weight 1 before normalisation.
 
     Raises:
-        ValueError: When a weight is not above 0, or of an env that is not there.
+        ValueError: If a weight is not above 0, or belongs to an env that does not exist.
     """
     for env_id, weight in weights.items():
         if env_id not in workloads:
@@ -191,22 +191,22 @@ def normalised(
 
 
 def is_cpu(pool: Pool) -> bool:
-    """Whether its devices are CPU cores."""
+    """Return whether its devices are CPU cores."""
     return pool.device.lower() == CPU
 
 
 def is_serverless(pool: Pool) -> bool:
-    """Whether it runs functions and nothing else."""
+    """Return whether it runs only functions."""
     return pool.device.lower() == SERVERLESS
 
 
 def may(pool: Pool, role: Role) -> bool:
-    """Whether it may be used for something; where nobody says, functions are for rewards."""
+    """Return whether a pool has a role. By default, serverless pools only run rewards."""
     return role in pool.roles if pool.roles else not is_serverless(pool)
 
 
 def _engine_pools(pools: Sequence[Pool]) -> list[Pool]:
-    """Accelerators where there are any; CPUs only where there are none, or where they are told."""
+    """Return accelerators, and CPU pools with that role; all CPU pools if there is nothing else."""
     able = [pool for pool in pools if may(pool, "engines") and not is_serverless(pool)]
     if not able:
         raise ValueError(
@@ -218,7 +218,7 @@ def _engine_pools(pools: Sequence[Pool]) -> list[Pool]:
 
 
 def _considered(pools: Sequence[Pool], demand: Demand) -> tuple[list[Pool], ModelShape]:
-    """Return the pools by name, and the model; no pool is too small for one that is not known."""
+    """Return the pools by name, and the model. Ignore pools' memory if the model is unknown."""
     usable = sorted(filled(usable_pools(pools)), key=lambda pool: pool.name)
     if demand.model is None:
         return [replace(pool, memory_bytes=0) for pool in usable], NOMINAL
@@ -247,7 +247,7 @@ def _trainer_pools(pools: Sequence[Pool], model: ModelShape, demand: Demand) -> 
     if not enough:
         have = ", ".join(f"{pool.name} has {pool.count}" for pool in able)
         raise ValueError(
-            f"the trainer asks for {num_ranks} devices of one pool, and {have}; "
+            f"the trainer needs {num_ranks} devices of one pool, but {have}; "
             "lower runtime.num_trainer_ranks, or add devices"
         )
     if fitting := [pool for pool in enough if training_fits(model, pool, num_ranks)]:
@@ -255,8 +255,8 @@ def _trainer_pools(pools: Sequence[Pool], model: ModelShape, demand: Demand) -> 
     most = max(pool.memory_bytes for pool in enough)
     needed = model.num_params * TRAIN_BYTES_PER_PARAM
     raise ValueError(
-        f"training {model.num_params:,} parameters takes {needed / 1e9:,.1f} GB, on {num_ranks} "
-        f"rank(s) of at most {most / 1e9:g} GB: set runtime.num_trainer_ranks to "
+        f"training {model.num_params:,} parameters needs {needed / 1e9:,.1f} GB, but {num_ranks} "
+        f"rank(s) have at most {most / 1e9:g} GB: set runtime.num_trainer_ranks to "
         f"{-(-needed // most)} or more"
     )
 
@@ -284,23 +284,23 @@ def _ways(model: ModelShape, pool: Pool, env_id: str, workload: Workload) -> Ite
 
 
 def _check_engines(model: ModelShape, pools: Sequence[Pool], demand: Demand) -> None:
-    """Refuse engines over more devices than a machine has, or than heads can be split over."""
+    """Reject engines with more devices than a machine has, or that do not divide the heads."""
     num = demand.engine_devices
     if num > 1 and model.num_heads % num:
         raise ValueError(
-            f"an engine over {num} devices cannot split {model.num_heads} heads evenly: take a "
+            f"an engine over {num} devices cannot split {model.num_heads} heads evenly: use a "
             "number that divides them"
         )
     if not any(engine_pool(pool, num).count for pool in pools):
         have = ", ".join(f"{p.name} has {min(p.count, p.per_node or p.count)}" for p in pools)
         raise ValueError(
-            f"an engine takes {num} devices of one machine, and {have}: let engines take fewer, "
-            "or add devices"
+            f"an engine needs {num} devices of one machine, but {have}: use fewer devices per "
+            "engine, or add devices"
         )
 
 
 def _check_ways(found: Fit, engines: Sequence[Pool]) -> None:
-    """Refuse an env whose rows fit no device beside the model."""
+    """Reject an env if one of its rows and the model fit no device."""
     able = {way.env_id for way in found.ways}
     for env_id in found.workloads:
         if env_id not in able:
@@ -309,9 +309,9 @@ def _check_ways(found: Fit, engines: Sequence[Pool]) -> None:
             where = "device" if num == 1 else f"{num} devices"
             raise ValueError(
                 f"the model ({found.model.weight_bytes / 1e9:.1f} GB of weights) and one row of "
-                f"{env_id} fit no {where} that may run engines; the largest is of {most.name}, "
-                f"{most.memory_bytes / 1e9:g} GB: add a pool of larger devices, let an engine take "
-                "more of them, or take a smaller model"
+                f"{env_id} fit no {where} that may run engines; the largest is in {most.name}, "
+                f"{most.memory_bytes / 1e9:g} GB: add a pool of larger devices, use more devices "
+                "per engine, or use a smaller model"
             )
 
 

@@ -1,30 +1,30 @@
-"""What fits: the memory of a trainer rank, of an engine and of a machine, and what would mend it.
+"""Estimate whether a trainer rank, an engine and a machine fit in memory, and suggest fixes.
 
-    a trainer rank of N, in bytes (P parameters, of which O outside of L layers; b bytes a value
-    where layers are computed)
-        weights 4 P / N, gradients 4 P / N, Adam's moments 8 P / N       all of them float32: there
+    a trainer rank of N, in bytes (P parameters, of which O are outside of L layers; b bytes per
+    value where layers are computed)
+        weights 4 P / N, gradients 4 P / N, Adam's moments 8 P / N       all of them float32; there
         is no other master copy (ZeRO, arXiv 1910.02054, section 3.1, stage 3); with trainer.max_kl
         a copy of weights and moments, 12 P / N
         gathered  2 b O + max(3 b l + 4 l, 4 O), l = (P - O) / L: FSDP2 keeps the outermost group
-        and its gradient whole, and of layers one at work, the next, and the gradient of one, which
-        is summed over ranks in float32
-        activations  T (b L h + layer) where layers are computed again, T L layer where not, T
-        tokens of a microbatch, and of one layer, a token: b (4 h + 3 q + 3 k + 4 f) of products,
-        attention and gate, and 4 (2 h + q + k) of norms, which are in float32; h the width, q and k
-        all query and key heads, f the inner width (counted as arXiv 2205.05198, section 4.1 does,
-        without dropout, and without scores, which fused attention does not keep)
-        logits  (b + 16) V of each sampled token: as they are, and in float32 themselves, their
+        and its whole gradient, and of the layers the current one, the next one, and the gradient of
+        one, which is summed over ranks in float32
+        activations  T (b L h + layer) with activation checkpointing, else T L layer; T tokens of a
+        microbatch; layer is, per token of one layer, b (4 h + 3 q + 3 k + 4 f) for products,
+        attention and gate, and 4 (2 h + q + k) for norms, which are in float32; h is the width, q
+        and k all query and key heads, f the inner width (counted as in arXiv 2205.05198, section
+        4.1, without dropout, and without scores, which fused attention does not keep)
+        logits  (b + 16) V per sampled token: the logits, and in float32 the logits, their
         logarithms, their probabilities, and the products of both
-    a machine whose ranks have devices, in its own memory, the larger of
-        loading  4 P of a single rank; of several each reads its shards row by row: at most its rows
-        of the largest tensor, the embedding, 4 V h / N
+    the host memory of a machine whose ranks have devices, the larger of
+        loading  4 P for a single rank; several ranks each read their shards row by row: at most
+        their rows of the largest tensor, the embedding, 4 V h / N
         exporting  b P, on the machine of rank 0
     an engine over t devices
         weights W / t, and K / t for each token in the cache (see :mod:`rollart_planner.roofline`)
 
-Takes: a model's shape, numbers of a run, pools; or a resolved run, with the placement that its
-mapper made. Gives: bytes by what they are for, and a verdict for each kind of part and pool.
-Never: measures anything. These are estimates: allocators fragment, and kernels take room to work.
+Takes: a model's shape, numbers of a run, pools; or a resolved run, with the placement of its
+mapper. Gives: bytes by purpose, and a verdict for each kind of worker and pool. Never: measures
+anything. These are estimates: allocators fragment, and kernels need workspace.
 """
 
 from __future__ import annotations
@@ -44,59 +44,59 @@ from rollart_planner.fit import is_cpu
 from rollart_planner.roofline import KV_SHARE, engine_model
 
 TRAIN_SHARE = 0.9
-"""Share of a device's memory that a rank may plan with; the rest is CUDA's, NCCL's and lost."""
+"""Share of a device's memory that a rank may use; the rest is for CUDA, NCCL and fragmentation."""
 WHOLE_GRADIENT_BYTES = 2 * 2**30
-"""As ``WHOLE_GRADIENT_BYTES`` of ``rollart_core.training.distributed``, without torch."""
+"""The same as ``WHOLE_GRADIENT_BYTES`` of ``rollart_core.training.distributed``, without torch."""
 MOST_RANKS = 4096
-"""With more than so many ranks nothing is tried."""
+"""The largest number of ranks that is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingNumbers:
-    """What of a run decides what a trainer rank holds."""
+    """The numbers of a run that determine what a trainer rank holds."""
 
     num_ranks: int
     num_tokens: int
-    """Of the largest microbatch."""
+    """Tokens of the largest microbatch."""
     sampled_share: float = 1.0
-    """Share of its tokens that the policy sampled, and whose logits are needed."""
+    """Share of its tokens that the policy sampled. Only these need logits."""
     recomputes: bool = False
-    """Whether layers are computed again for the backward pass."""
+    """Whether layers are recomputed in the backward pass."""
     bytes_per_value: float = 2.0
-    """Of what layers compute with."""
+    """Bytes per value in the computation of layers."""
     num_references: int = 0
-    """Models of the same size beside the policy that are not trained."""
+    """Models of the policy's size that are not trained, such as the reference model."""
     num_critics: int = 0
-    """Models of the same size beside the policy that are trained."""
+    """Additional models of the policy's size that are trained."""
     bounds_steps: bool = False
     """Whether parameters and moments are copied before each step (``trainer.max_kl``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryVerdict:
-    """Whether one kind of part fits where it is."""
+    """Whether one kind of worker fits where it is placed."""
 
     part: str
     """``trainer rank``, ``engine`` or ``machine``."""
     pool: str
     count: int
-    """How many there are."""
+    """The number of them."""
     needed: Mapping[str, float]
-    """What for -> bytes, of one device (of a ``machine``: of the machine)."""
+    """Purpose -> bytes per device (for ``machine``: per machine)."""
     have_bytes: float
-    """That can be had of it; 0: not known."""
+    """Available bytes; 0 if unknown."""
     says: str = ""
-    """What to change where it does not fit, or what it costs that it barely does."""
+    """How to fix it if it does not fit, or what a tight fit costs."""
     fits: bool = True
 
     @property
     def needed_bytes(self) -> float:
-        """All together."""
+        """The sum of all purposes."""
         return sum(self.needed.values())
 
 
 def rank_bytes(model: ModelShape, run: TrainingNumbers) -> dict[str, float]:
-    """Return what a trainer rank holds at its fullest, by what it is for; see the module."""
+    """Return the peak memory of a trainer rank by purpose; see the module docstring."""
     shard = model.num_params / run.num_ranks
     found = {
         "weights": 4 * shard * (1 + run.num_critics),
@@ -116,7 +116,7 @@ def rank_bytes(model: ModelShape, run: TrainingNumbers) -> dict[str, float]:
 
 def _gathered(model: ModelShape, run: TrainingNumbers) -> float:
     b, outer = run.bytes_per_value, model.num_outer_params
-    if run.num_ranks == 1:  # whole already; autocast keeps a copy of what it has cast
+    if run.num_ranks == 1:  # not sharded; autocast keeps a copy of the cast weights
         return b * model.num_params if b < 4 else 0.0
     whole = 4.0 * model.num_params
     layer = (model.num_params - outer) / model.num_layers
@@ -129,7 +129,7 @@ def _activations(model: ModelShape, run: TrainingNumbers) -> float:
     width = model.width or queries
     active = (model.active_params - model.num_outer_params) / model.num_layers
     inner = max(0.0, active - width * (2 * queries + 2 * keys)) / (3 * width)
-    copies = model.experts_per_token * 2 * width  # rows go to each expert, and come back
+    copies = model.experts_per_token * 2 * width  # rows are sent to each expert and back
     b = run.bytes_per_value
     layer = b * (4 * width + 3 * queries + 3 * keys + 4 * inner + copies)
     layer += 4 * (2 * width + queries + keys)
@@ -138,7 +138,7 @@ def _activations(model: ModelShape, run: TrainingNumbers) -> float:
 
 
 def trainer_verdict(model: ModelShape, pool: Pool, run: TrainingNumbers) -> MemoryVerdict:
-    """Say whether the trainer's ranks fit the devices of a pool."""
+    """Return whether the trainer's ranks fit the devices of a pool."""
     needed, have = rank_bytes(model, run), TRAIN_SHARE * pool.memory_bytes
     total = sum(needed.values())
     if not have or total <= have:
@@ -154,12 +154,12 @@ def trainer_verdict(model: ModelShape, pool: Pool, run: TrainingNumbers) -> Memo
         ways.append("set trainer.activation_checkpointing to true")
     if half := _halved(lambda n: fits(num_tokens=n), run.num_tokens):
         ways.append(
-            f"bring trainer.max_tokens_per_microbatch and rollout.max_context_tokens to {half}"
+            f"set trainer.max_tokens_per_microbatch and rollout.max_context_tokens to {half}"
         )
-    ways.append("take devices with more memory")
+    ways.append("use devices with more memory")
     says = (
-        f"the trainer's {run.num_ranks} rank(s) need {total / GB:.1f} GB each, of "
-        f"{have / GB:.1f} GB that a device of {pool.name} has for them: {', or '.join(ways)}"
+        f"the trainer's {run.num_ranks} rank(s) need {total / GB:.1f} GB each, but a rank can use "
+        f"{have / GB:.1f} GB of a device of {pool.name}: {', or '.join(ways)}"
     )
     return MemoryVerdict("trainer rank", pool.name, run.num_ranks, needed, have, says, fits=False)
 
@@ -173,15 +173,15 @@ def engine_verdict(
     rows: Mapping[str, tuple[float, Workload]],
     longest: int,
 ) -> MemoryVerdict:
-    """Say whether engines fit, and whether the episodes they are to hold at once do.
+    """Return whether engines fit, and whether the episodes that they hold concurrently fit.
 
     Args:
         model: The model.
-        pool: Where they are.
-        num_engines: How many.
-        devices: Of each.
-        rows: Env -> episodes at once on all of these engines, and the workload of each.
-        longest: Tokens of the longest row the run allows.
+        pool: The pool of the engines.
+        num_engines: The number of engines.
+        devices: Devices per engine.
+        rows: Env -> concurrent episodes on all of these engines, and the workload of each.
+        longest: Tokens of the longest row that the run allows.
     """
     split = engine_model(model, devices)
     per_token = split.kv_bytes_per_token / devices
@@ -194,19 +194,19 @@ def engine_verdict(
     room = have - weights
     if room < longest * per_token:
         least = _least(lambda n: _holds(model, have, n, longest), devices)
-        ways = [f"let an engine take {least} devices (engine.tp_size)"] if least else []
+        ways = [f"use {least} devices per engine (engine.tp_size)"] if least else []
         ways += ["lower rollout.max_context_tokens"] if room > 0 else []
-        ways.append("take devices with more memory")
+        ways.append("use devices with more memory")
         says = (
-            f"an engine over {devices} device(s) has {weights / GB:.1f} GB of weights on each and "
-            f"{longest * per_token / GB:.1f} GB of its longest row, of {have / GB:.1f} GB that a "
-            f"device of {pool.name} has for them: {', or '.join(ways)}"
+            f"an engine over {devices} device(s) needs {weights / GB:.1f} GB of weights each and "
+            f"{longest * per_token / GB:.1f} GB of its longest row, but can use {have / GB:.1f} GB "
+            f"of a device of {pool.name}: {', or '.join(ways)}"
         )
         return MemoryVerdict("engine", pool.name, num_engines, needed, have, says, fits=False)
     says = (
-        f"an engine on {pool.name} has room for {room / (tokens * per_token):.0%} of the rows it "
-        "is to hold at once: the others wait, or are computed again. Have more engines, let each "
-        "take more devices, or lower rollout.max_concurrent"
+        f"an engine on {pool.name} has memory for {room / (tokens * per_token):.0%} of its "
+        "concurrent rows: the others wait, or are recomputed. Use more engines, more "
+        "devices per engine, or lower rollout.max_concurrent"
     )
     return MemoryVerdict("engine", pool.name, num_engines, needed, have, says)
 
@@ -214,13 +214,13 @@ def engine_verdict(
 def machine_verdict(
     model: ModelShape, pool: Pool, num_ranks: int, *, on_host: bool = False
 ) -> MemoryVerdict | None:
-    """Say whether a machine's own memory holds what its ranks put there; None: not known.
+    """Return whether a machine's host memory holds the data of its ranks; None if unknown.
 
     Args:
         model: The model.
-        pool: Where the ranks are.
-        num_ranks: How many.
-        on_host: Whether they also keep their shards there, having no devices with memory.
+        pool: The pool of the ranks.
+        num_ranks: The number of ranks.
+        on_host: Whether ranks also keep their shards there, because their devices have no memory.
     """
     if not pool.host_memory_bytes:
         return None
@@ -229,20 +229,20 @@ def machine_verdict(
     count, total = -(-num_ranks // there), sum(needed.values())
     if total <= have:
         return MemoryVerdict("machine", pool.name, count, needed, have)
-    ways = ["take machines with more memory"]
+    ways = ["use machines with more memory"]
     if num_ranks == 1:
-        ways.insert(0, "set runtime.num_trainer_ranks to 2 or more, of which none loads it whole")
+        ways.insert(0, "set runtime.num_trainer_ranks to 2 or more, so that no rank loads it whole")
     if "exporting" in needed and model.bytes_per_value > 2:
         ways.insert(0, "set model.dtype to bfloat16")
     says = (
-        f"{' and '.join(needed)} the model takes {total / GB:.0f} GB of the memory of a machine "
+        f"{' and '.join(needed)} the model needs {total / GB:.0f} GB of the memory of a machine "
         f"of {pool.name}, which has {have / GB:.0f} GB: {', or '.join(ways)}"
     )
     return MemoryVerdict("machine", pool.name, count, needed, have, says, fits=False)
 
 
 def _host_bytes(model: ModelShape, num_ranks: int, there: int, on_host: bool) -> dict[str, float]:
-    """Return what some ranks put into one machine's memory at its fullest; see the module."""
+    """Return the peak host memory of a machine's ranks by purpose; see the module docstring."""
     whole = 4.0 * model.num_params
     embedding = 4.0 * model.vocab_size * (model.width or model.num_heads * model.head_dim)
     loading = whole if num_ranks == 1 else there * embedding / num_ranks
@@ -265,12 +265,12 @@ def _changed(run: TrainingNumbers, changes: Mapping[str, int | bool]) -> Trainin
 
 
 def _least(fits: Callable[[int], bool], above: int) -> int | None:
-    """Return the least number above this one that fits; None when none does."""
+    """Return the smallest larger number that fits; None if none does."""
     return next((n for n in range(above + 1, MOST_RANKS) if fits(n)), None)
 
 
 def _halved(fits: Callable[[int], bool], num: int) -> int | None:
-    """Return the first half, quarter ... that fits; None when that is next to nothing."""
+    """Return the first half, quarter ... that fits; None if it is too small to be useful."""
     halves = (num >> n for n in range(1, int(math.log2(max(2, num)))))
     return next((half for half in halves if half >= 512 and fits(half)), None)
 
@@ -282,7 +282,7 @@ def verdicts(
     demand: Demand,
     workloads: Mapping[str, Workload],
 ) -> list[MemoryVerdict]:
-    """Return whether trainer and engines fit where the placement has them."""
+    """Return whether trainer and engines fit at their placement."""
     model = demand.model
     assert model is not None
     by_name = {pool.name: pool for pool in filled(pools)}
@@ -312,7 +312,7 @@ def verdicts(
 def training_numbers(
     run: ResolvedRun, demand: Demand, workloads: Mapping[str, Workload]
 ) -> TrainingNumbers:
-    """Return the numbers of a run that decide what a trainer rank holds."""
+    """Return the numbers of a run that determine what a trainer rank holds."""
     config, model = run.config, run.config.model
     dtype = model.dtype if isinstance(model, ModelPath | NewModel) else "float32"
     in_bfloat16 = config.trainer.autocast == "bfloat16" or dtype == "bfloat16"
@@ -332,7 +332,7 @@ def training_numbers(
 
 
 def _engines(run: ResolvedRun, placement: Placement) -> dict[str, int]:
-    """Return pool -> engines there; where the mapper has not counted them, by its shares."""
+    """Return pool -> number of engines; derived from shares if the mapper does not count them."""
     if placement.num_engines:
         return dict(placement.num_engines)
     shares: dict[str, float] = {}
@@ -346,9 +346,9 @@ def _engines(run: ResolvedRun, placement: Placement) -> dict[str, int]:
 def _rows(
     placement: Placement, demand: Demand, workloads: Mapping[str, Workload], pool: str
 ) -> dict[str, tuple[float, Workload]]:
-    """Return env -> its episodes at once whose rows are on a pool, all of them counted.
+    """Return env -> number of concurrent episodes whose rows are on a pool.
 
-    Also of those that are with their environment just now: their rows stay in the cache.
+    Episodes that wait for their environment count too: their rows stay in the cache.
     """
     total = sum(demand.weights.get(env_id, 1.0) for env_id in workloads)
     return {

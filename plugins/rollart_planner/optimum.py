@@ -1,7 +1,7 @@
-"""The best solutions of the program of a placement, by scipy's HiGHS.
+"""Solve the program of a placement with scipy's HiGHS.
 
 Takes: a :class:`~rollart_planner.program.Program`. Gives: a :class:`Solution`: the fastest, or
-the one with the most rate for its price. Never: imports scipy before it is asked to solve.
+the one with the best rate for its price. Never: imports scipy before it solves a program.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Bounds = Mapping[Key, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What the program found; rates in trajectories/s."""
+    """A solution of the program; rates in trajectories/s."""
 
     rate: float
     ways: Mapping[FitMethod, float]
@@ -45,18 +45,18 @@ class Solution:
     devices: Mapping[str, int]
     """Pool -> devices in use."""
     engines: Mapping[str, int]
-    """Pool -> engines there."""
+    """Pool -> number of engines."""
     used: Mapping[str, float]
-    """Pool -> devices' worth of time in use, the trainer's counted in full."""
+    """Pool -> device time in use, in devices. The trainer's devices count in full."""
     gains: Mapping[str, float]
-    """What holds the rate down (``devices of h100``) -> gain in rate, relative to its own gain."""
+    """Limit of the rate (``devices of h100``) -> gain in rate, relative to the limit's own gain."""
 
 
 class Optimum:
-    """Solves one program.
+    """A solver of one program.
 
     Args:
-        program: Which; its bounds may be drawn closer on the way.
+        program: The program. The solver can tighten its bounds.
     """
 
     def __init__(self, program: Program) -> None:
@@ -66,11 +66,11 @@ class Optimum:
     def solve(self) -> Solution:
         """Return the fastest solution.
 
-        Where something else than engines holds the rate down (the trainer, say), engines still get
-        the shares with which they could generate the most, so that they have room to spare.
+        If engines do not limit the rate (the trainer does, for example), engines still get the
+        shares with the highest generation rate, so that they have spare capacity.
 
         Raises:
-            ValueError: When nothing can be generated at all.
+            ValueError: If nothing can be generated.
         """
         fastest = self._maximise({RATE: 1.0})
         self._check_some(fastest)
@@ -82,11 +82,11 @@ class Optimum:
         return self._solution(scaled, self._gains(fastest))
 
     def best_value(self) -> Solution:
-        """Return the solution with the largest rate for its price.
+        """Return the solution with the best rate for its price.
 
-        By Dinkelbach's method (Management Science 13(7), 1967): the largest ``rate - q price``,
-        ``q`` being the ratio of the solution before, until the ratio grows no more. Then as fast as
-        the devices it takes allow, counted in whole ones.
+        Uses Dinkelbach's method (Management Science 13(7), 1967): maximise ``rate - q price`` with
+        ``q`` the ratio of the previous solution, until the ratio stops growing. Then maximise the
+        rate that its devices, rounded up to whole ones, allow.
         """
         prices = {devices_key(name): pool.price_per_hour for name, pool in self._fit.pools.items()}
         found = self._maximise({RATE: 1.0})
@@ -101,7 +101,7 @@ class Optimum:
         return self._cheapest(self._maximise({RATE: 1.0}))
 
     def _least_busy(self, most: dict[Key, float], rows: Sequence[ProgramRow]) -> dict[Key, float]:
-        """Return the solution as fast as ``most`` in which devices have the least to do."""
+        """Return the solution with at most the rate ``most`` that uses the least device time."""
         busy = {
             key: -value / self._fit.pools[row.of].count
             for row in rows
@@ -115,7 +115,7 @@ class Optimum:
         return most if result.x is None else self._named(result.x)
 
     def _cheapest(self, fastest: Mapping[Key, float]) -> Solution:
-        """Return the cheapest solution that is as fast as ``fastest``, choices as there."""
+        """Return the cheapest solution with the rate and the choices of ``fastest``."""
         self._check_some(fastest)
         gains = self._gains(fastest)
         at = self._made(fastest) | {RATE: (fastest[RATE] * (1 - 1e-7), 1.0)}
@@ -127,7 +127,7 @@ class Optimum:
     def _check_some(self, found: Mapping[Key, float]) -> None:
         if found[RATE] < 1e-9:
             raise ValueError(
-                "no device is left to generate with once the trainer has "
+                "no device is left to generate with after the trainer takes "
                 f"{self._fit.demand.num_trainer_ranks}: add devices, or lower "
                 "runtime.num_trainer_ranks"
             )
@@ -136,12 +136,12 @@ class Optimum:
         return dict(zip(self._program.keys, map(float, x), strict=True))
 
     def _made(self, found: Mapping[Key, float]) -> dict[Key, tuple[float, float]]:
-        """Return the choices of a solution, of pools for envs and trainer, as bounds."""
+        """Return a solution's choices of pools for envs and trainer, as bounds."""
         chosen = [key for key in self._program.whole if key[0] != "n"]
         return {key: (float(round(found[key])),) * 2 for key in chosen}
 
     def _costs(self) -> dict[Key, float]:
-        """Return the price of a device of each pool, and next to nothing for its mere use."""
+        """Return the device price of each pool, plus a tiny price for its use."""
         pools = self._fit.pools
         least = 1e-3 * max([1e-3, *(pool.price_per_hour for pool in pools.values())])
         return {
@@ -155,7 +155,7 @@ class Optimum:
         at: Bounds | None = None,
         rows: Sequence[ProgramRow] | None = None,
     ) -> dict[Key, float]:
-        """Maximise; some variables may be bounded otherwise, some rows left out."""
+        """Maximise, optionally with other bounds for some variables and without some rows."""
         program = self._program
         rows, bounds = rows or program.rows, {**program.bounds, **(at or {})}
         if all(bounds[key][0] == bounds[key][1] for key in program.whole):
@@ -189,7 +189,7 @@ class Optimum:
         at: Bounds,
         rows: Sequence[ProgramRow],
     ) -> Any:
-        """Maximise with some variables bounded otherwise, all choices among them."""
+        """Maximise with other bounds for some variables, including all choices."""
         columns = {key: i for i, key in enumerate(self._program.keys)}
         limits = [row for row in rows if row.low == -np.inf]
         exact = [row for row in rows if row.low == row.high]
@@ -205,14 +205,14 @@ class Optimum:
     def _gains(self, found: Mapping[Key, float]) -> dict[str, float]:
         """Return by what share of its own growth each limit would raise the rate.
 
-        From the marginals of the linear program that is left once the choices are made, with all
-        devices of each pool that may be had.
+        The values are the marginals of the linear program with fixed choices and all devices of
+        each available pool.
         """
         all_of = {
             devices_key(name): (self._program.bounds[devices_key(name)][1],) * 2
             for name in self._fit.pools
         }
-        # A pool with nothing but the trainer holds nothing down by its devices.
+        # A pool that runs only the trainer does not limit the rate by its devices.
         idle = {name for name in self._fit.pools if not self._works(name, found)}
         rows = [row for row in self._program.rows if row.label != DEVICES or row.of not in idle]
         result = self._linear({RATE: 1.0}, self._made(found) | all_of, rows)
@@ -238,7 +238,7 @@ class Optimum:
         terms: dict[str, dict[Key, float]] = {name: {} for name in fit.pools}
         for row in self._program.rows:
             if row.label in (BUSY, CORES, DEVICES):
-                each = group if row.label == BUSY else 1  # its seconds are those of engines
+                each = group if row.label == BUSY else 1  # its seconds are engine seconds
                 mine = {k: each * v for k, v in row.coefficients.items() if k[0] not in "nk"}
                 terms[row.of] |= mine
         used = {name: _total(coefficients, found) for name, coefficients in terms.items()}
@@ -264,7 +264,7 @@ class Optimum:
     def _engines(
         self, found: Mapping[Key, float], terms: Mapping[str, Mapping[Key, float]]
     ) -> dict[str, int]:
-        """Return pool -> engines: as many as were asked for, or one on each device that is left."""
+        """Return pool -> number of engines: as many as requested, or one on each free device."""
         limited, group = self._fit.demand.num_engines is not None, self._fit.demand.engine_devices
         engines = {}
         for name, pool in self._fit.pools.items():
@@ -291,6 +291,6 @@ def _scipy() -> Any:
         from scipy import optimize
     except ImportError as e:
         raise UserError(
-            "planning over several pools needs scipy: pip install 'rollart[plan]'"
+            "planning over several pools requires scipy: pip install 'rollart[plan]'"
         ) from e
     return optimize

@@ -1,6 +1,6 @@
-"""The linear program of a placement: its variables, and the rows that hold them.
+"""The linear program of a placement: its variables and constraints.
 
-    rate      of all trajectories, what is to be large
+    rate      of all trajectories, to be maximised
     r[w]      trajectories/s generated in way w (env, pool, batch)
     z[e, q]   trajectories/s of env e whose environments are on pool q;  y[e, q]: 0 or 1, whether
     t[p]      0 or 1, whether the trainer is on pool p
@@ -13,13 +13,13 @@
     devices      g n[p] + sum of z cpu_s + ranks t[p] <= k[p] <= count[p]
     episodes     sum of r batch engine_s + rate outside_s <= max_concurrent    (Little's law)
     training     rate <= sum of t[p] ranks / training_s[p]
-    rewards      rate reward_s <= calls at once of the serverless pool
+    rewards      rate reward_s <= concurrent calls of the serverless pool
 
-Batches of several sizes on one pool are shares of its time; so a few episodes at once give small
-batches, and the rate falls as it should.
+Batches of several sizes on one pool share its time. So a low concurrency gives small batches and a
+lower rate, as it should.
 
 Takes: a :class:`Fit`. Gives: a :class:`Program`. Never: solves it
-(:mod:`rollart_planner.optimum` does). Rates inside are in units of ``unit``, an upper bound, so
+(:mod:`rollart_planner.optimum` does). Internal rates are in units of ``unit``, an upper bound, so
 that all numbers are near 1.
 """
 
@@ -38,16 +38,16 @@ Key = tuple[str, ...]
 RATE: Key = ("rate",)
 BUSY, CORES, DEVICES, ENGINES = "busy", "cores", "devices", "engines"
 EPISODES, TRAINING, REWARDS = "episodes", "training", "rewards"
-"""Labels of the rows that hold the rate down."""
+"""Labels of the rows that limit the rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramRow:
-    """``low <= coefficients . variables <= high``; the label says what it holds down."""
+    """``low <= coefficients . variables <= high``. The label names the limit."""
 
     label: str
     of: str
-    """Env or pool it speaks of."""
+    """The env or pool that it applies to."""
     coefficients: Mapping[Key, float]
     low: float
     high: float
@@ -55,13 +55,13 @@ class ProgramRow:
 
 @dataclass(slots=True)
 class Program:
-    """Variables, rows and bounds; see the module."""
+    """Variables, rows and bounds; see the module docstring."""
 
     fit: Fit
     fixed: Placement | None = None
-    """Where everything is already; then only rates are open."""
+    """A placement whose choices are fixed; then only the rates are free."""
     crowded: bool = False
-    """Whether environments may share cores with engines and trainer: for clusters with few."""
+    """Whether environments may share cores with engines and trainer, if there are few cores."""
     unit: float = 1.0
     keys: list[Key] = field(default_factory=list)
     rows: list[ProgramRow] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Program:
         for pool in fit.trainer_pools:
             self._add(trainer_key(pool), *_chosen(trainer, pool), whole=True)
         for name, found in fit.pools.items():
-            # Whole only where engines are few: else there is one on every device that is left.
+            # Integral only if the number of engines is limited: else each free device has one.
             limited = fit.demand.num_engines is not None
             most = engine_pool(found, fit.demand.engine_devices).count
             self._add(engines_key(name), 0.0, float(most), whole=limited)
@@ -169,7 +169,7 @@ class Program:
             self._row(REWARDS, pool, used, -np.inf, 0.0)
 
     def _takes_turns(self, pool: str) -> bool:
-        """True when somebody put trainer and engines on the same few devices."""
+        """Whether the fixed placement has trainer and engines on the same few devices."""
         placed, ranks = self.fixed, self.fit.demand.num_trainer_ranks
         return placed is not None and placed.trainer == pool and self.fit.pools[pool].count <= ranks
 
@@ -186,9 +186,9 @@ class Program:
 
 
 def _upper_bound(fit: Fit) -> float:
-    """Return a rate that no placement can reach, though not far above what one can.
+    """Return an upper bound of the rate, which is not far above the best placement.
 
-    Every device in the way that suits it best; and all episodes at once at their shortest.
+    It assumes that every device runs in its best way, and all episodes take their shortest time.
     """
     pools = {way.pool for way in fit.ways}
     engine_s, alone_s = 0.0, fit.outside_s()
@@ -202,42 +202,42 @@ def _upper_bound(fit: Fit) -> float:
 
 
 def env_key(env_id: str, pool: str) -> Key:
-    """Trajectories/s of an env whose environments are there."""
+    """Name the trajectories/s of an env whose environments are on a pool."""
     return ("z", env_id, pool)
 
 
 def choice_key(env_id: str, pool: str) -> Key:
-    """Whether they are there."""
+    """Name the choice of a pool for an env's environments."""
     return ("y", env_id, pool)
 
 
 def trainer_key(pool: str) -> Key:
-    """Whether the trainer is there."""
+    """Name the choice of a pool for the trainer."""
     return ("t", pool)
 
 
 def engines_key(pool: str) -> Key:
-    """Engines there."""
+    """Name the number of engines on a pool."""
     return ("n", pool)
 
 
 def devices_key(pool: str) -> Key:
-    """Devices in use there."""
+    """Name the devices in use on a pool."""
     return ("k", pool)
 
 
 def way_key(way: FitMethod) -> Key:
-    """Trajectories/s generated in that way."""
+    """Name the trajectories/s generated in a way."""
     return ("r", way.env_id, way.pool, str(way.batch))
 
 
 def _chosen(fixed: str | None, pool: str) -> tuple[float, float]:
-    """Return the bounds of a choice that is open, made, or made otherwise."""
+    """Return the bounds of a choice: free, chosen, or not chosen."""
     if fixed is None:
         return 0.0, 1.0
     return (1.0, 1.0) if fixed == pool else (0.0, 0.0)
 
 
 def _only(names: Sequence[str]) -> str | None:
-    """Return the one name there is to choose, if there is but one."""
+    """Return the only name if there is exactly one."""
     return names[0] if len(names) == 1 else None

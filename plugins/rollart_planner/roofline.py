@@ -1,29 +1,29 @@
-"""How long a device takes for a turn: the roofline of prefill and decode.
+"""Estimate the seconds of a turn on a device with the roofline of prefill and decode.
 
 A step on a device takes the longer of two: its arithmetic at the device's FLOP/s, and its traffic
 at the device's bytes/s (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009).
 
-    arithmetic of n tokens, each attending to c others in the mean
-        F(n, c) = n (2 P + 4 L H c)           P parameters that a token goes through, L layers,
+    arithmetic of n tokens, each attending to c others on average
+        F(n, c) = n (2 P + 4 L H c)           P parameters that a token passes through, L layers,
                                               H = heads x head_dim
-        2 P: one multiplication and one addition a parameter; 4 L H c: the products with keys and
+        2 P: one multiplication and one addition per parameter; 4 L H c: the products with keys and
         with values (Kaplan et al., arXiv 2001.08361, section 2.1, before the causal half)
     traffic of one step
         B = W + K (tokens of all rows in the cache)
-        W bytes of the weights, read once a step (of a mixture those of the experts that any of its
-        tokens goes through); K = 2 L x kv_heads x head_dim x bytes_per_value bytes of keys and
-        values a token (Pope et al., arXiv 2211.05102, section 2)
-    and besides, ``step_s`` for what an engine does around it
+        W bytes of the weights, read once per step (for a mixture of experts: of experts that any
+        of its tokens uses); K = 2 L x kv_heads x head_dim x bytes_per_value bytes of keys and
+        values per token (Pope et al., arXiv 2211.05102, section 2)
+    plus ``step_s``, the engine's overhead per step
 
 An engine over t devices (tensor parallel) is one device with t times the arithmetic, bandwidth and
-memory; with more devices than heads of keys, each has a copy of one (same, section 3.3). What the
-devices tell each other after every layer is not in it.
+memory. With more devices than KV heads, each has a copy of one head (same, section 3.3). The
+communication between devices after each layer is not included.
 
-Prefill and decode are steps of their own, as engines schedule them that do not chunk prompts; where
-they share steps (arXiv 2403.02310) a real engine comes out somewhat faster than reckoned here.
+Prefill and decode are separate steps, as in engines without chunked prefill. If they share steps
+(arXiv 2403.02310), a real engine is somewhat faster than this estimate.
 
 Takes: a model's shape, a pool's figures, a workload, a batch size. Gives: seconds of one device.
-Never: measures anything; figures of a pool are what can be counted on, not peaks.
+Never: measures anything. The figures of a pool are sustained rates, not peaks.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from rollart_core.contracts.hardware import ModelShape, Pool
 from rollart_core.runtime.workload import cached_tokens, decode_context, held_tokens, total_tokens
 
 KV_SHARE = 0.9
-"""Share of a device's memory for weights and KV cache; the rest is the engine's own."""
+"""Share of a device's memory for weights and KV cache; the engine needs the rest."""
 MAX_BATCH = 256
-"""Most rows an engine decodes at once, as serving engines have it by default."""
+"""Maximum rows that an engine decodes concurrently, the usual default of serving engines."""
 TRAIN_BYTES_PER_PARAM = 16
 """Weights and gradients in 2 bytes, master weights and Adam's two moments in 4 (ZeRO, arXiv
-1910.02054, section 3.1); plain float32 comes to the same. Activations are not in it."""
+1910.02054, section 3.1). Plain float32 needs the same. Activations are not included."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnTime:
-    """Seconds of one device that a turn takes, and what bounds them."""
+    """Device seconds of a turn, and what bounds them."""
 
     prefill_s: float
     decode_s: float
@@ -55,18 +55,18 @@ class TurnTime:
 
     @property
     def total_s(self) -> float:
-        """Both together."""
+        """The sum of both."""
         return self.prefill_s + self.decode_s
 
 
 def flops(model: ModelShape, num_tokens: float, attended: float) -> float:
-    """Return the arithmetic of ``num_tokens`` that attend to ``attended`` others in the mean."""
+    """Return the FLOPs of ``num_tokens`` that attend to ``attended`` others on average."""
     attention = 4 * model.num_layers * model.num_heads * model.head_dim * attended
     return num_tokens * (2 * model.active_params + attention)
 
 
 def engine_pool(pool: Pool, num_devices: int) -> Pool:
-    """Return a pool whose devices are engines over ``num_devices`` of it; what is left is idle."""
+    """Return a pool whose devices are engines over ``num_devices`` each; remainders stay idle."""
     if num_devices == 1:
         return pool
     nodes = pool.count // pool.per_node if pool.per_node else 0
@@ -81,7 +81,7 @@ def engine_pool(pool: Pool, num_devices: int) -> Pool:
 
 
 def engine_model(model: ModelShape, num_devices: int) -> ModelShape:
-    """Return the model as an engine over several devices holds it: a KV head on each, at least."""
+    """Return the model as an engine over several devices holds it: at least one KV head each."""
     return replace(model, num_kv_heads=max(model.num_kv_heads, num_devices))
 
 
@@ -94,8 +94,8 @@ def prefill_bounds(
         model: The model.
         pool: The device.
         new_tokens: Tokens of the prompt that are not in the cache.
-        cached: Tokens of it that are.
-        prompts: How many prompts share the step, and with it the reading of the weights.
+        cached: Tokens of the prompt that are in the cache.
+        prompts: The number of prompts that share the step, and one read of the weights.
     """
     arithmetic = flops(model, new_tokens, cached + new_tokens / 2)
     weights = model.touched_bytes(prompts * new_tokens)
@@ -112,11 +112,11 @@ def decode_bounds(model: ModelShape, pool: Pool, contexts: Sequence[float]) -> t
 
 
 def turn_time(model: ModelShape, pool: Pool, workload: Workload, batch: int) -> TurnTime:
-    """Return what a turn takes of a device that always decodes ``batch`` rows at once.
+    """Return the device seconds of a turn on a device that always decodes ``batch`` rows.
 
-    Prefill gives a turn's first token, and a decode step each of the others. So each decode step
-    ends ``batch / steps`` turns, whose successors arrive together: so many prompts share a prefill
-    step, and never less than one.
+    Prefill gives a turn's first token, and each decode step gives one more. So each decode step
+    ends ``batch / steps`` turns, whose successors arrive together. That many prompts share a
+    prefill step, and at least one.
     """
     context = decode_context(workload)
     given = 1.0 if workload.prefill_tokens else 0.0
@@ -137,9 +137,9 @@ def turn_time(model: ModelShape, pool: Pool, workload: Workload, batch: int) -> 
 
 
 def max_batch(model: ModelShape, pool: Pool, workload: Workload) -> int:
-    """Return how many rows a device has memory for, at most ``MAX_BATCH``; 0: it cannot hold one.
+    """Return how many rows fit in a device's memory, at most ``MAX_BATCH``; 0 if none fits.
 
-    A pool that says nothing of its memory has enough.
+    A pool without a memory figure is assumed to have enough.
     """
     if not pool.memory_bytes:
         return MAX_BATCH
@@ -151,16 +151,16 @@ def max_batch(model: ModelShape, pool: Pool, workload: Workload) -> int:
 def training_s(
     model: ModelShape, pool: Pool, workload: Workload, *, recomputes: bool = False
 ) -> float:
-    """Return the seconds of one device for training on a trajectory.
+    """Return the device seconds of training on a trajectory.
 
-    Three times the forward pass: once forward, twice as much backward (arXiv 2001.08361, 2.1); and
-    once more where layers are computed again (arXiv 2205.05198, section 5).
+    It is three times the forward pass: one forward, and a backward of twice its cost (arXiv
+    2001.08361, 2.1); plus one more forward if layers are recomputed (arXiv 2205.05198, section 5).
     """
     tokens = total_tokens(workload)
     return (4 if recomputes else 3) * flops(model, tokens, tokens / 2) / pool.flops_per_s
 
 
 def training_fits(model: ModelShape, pool: Pool, num_ranks: int) -> bool:
-    """Return whether weights, gradients and optimizer fit when ``num_ranks`` devices share them."""
+    """Return whether weights, gradients and optimizer state fit on ``num_ranks`` devices."""
     needed = model.num_params * TRAIN_BYTES_PER_PARAM / num_ranks
     return not pool.memory_bytes or needed <= pool.memory_bytes

@@ -1,13 +1,13 @@
-"""Placements: the fastest, the one with the most rate for its price, and what any one should give.
+"""Compute placements: the fastest, the best for its price, and the expected rates of any placement.
 
 Takes: workloads, pools, a demand. Gives: a :class:`Placement` with expected rates, and reasons: a
-sentence for each decision, and what holds the rate down. Never: knows a cluster; it reckons by
-:mod:`rollart_planner.roofline`.
+sentence for each decision, and what limits the rate. Never: accesses a cluster; it uses the
+estimates of :mod:`rollart_planner.roofline`.
 
-Few episodes at once may be what holds the rate down (:func:`steady_rate`). The program of a
-placement lets each environment on a pool have batches of its own size, and their shares of the time
-add up. In truth the rows of all of them are in one engine, also while another's prompt is read. So,
-once shares are known:
+A low number of concurrent episodes can limit the rate (:func:`steady_rate`). The program of a
+placement lets each environment on a pool have its own batch size, and the shares of time add up. In
+a real engine, the rows of all environments share one batch, also during another's prefill. So, with
+fixed shares, the rate is computed again:
 
     b(rate)   smallest batch with which an engine keeps up: sum of rates engine_s(b) <= 1
     rate      largest with sum of engines b(rate) + rate outside_s <= max_concurrent
@@ -25,21 +25,22 @@ from rollart_planner.optimum import Optimum, Solution
 from rollart_planner.program import BUSY, ENGINES, EPISODES, TRAINING, Program
 
 EPISODE_FACTORS = (0.5, 0.75, 1.5, 1000.0)
-"""Where few episodes at once hold the rate down, the program is too hopeful of their batches (see
-:func:`steady_rate`): shares for fewer or more of them may come to more."""
+"""Numbers of concurrent episodes to try, relative to the demand. If episodes limit the rate, the
+program overestimates their batches (see :func:`steady_rate`), so shares for another number of
+episodes may be better."""
 LEAST_SHARE = 1e-4
-"""Smaller shares of an env's trajectories are rounding, and left out."""
+"""Smaller shares of an env's trajectories are rounding errors and are dropped."""
 
 FEW = 0.03
-"""What would raise the rate by less than this share of its own growth is not named."""
+"""A limit that would raise the rate by less than this share of its own growth is not named."""
 
 
 def fastest(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: Demand) -> Placement:
     """Return the placement with the most trajectories/s.
 
     Raises:
-        ValueError: When something of the run fits no pool.
-        UserError: When scipy is not installed.
+        ValueError: If something of the run fits no pool.
+        UserError: If scipy is not installed.
     """
     found = fit(workloads, pools, demand)
     solution = _solved(found)
@@ -69,15 +70,15 @@ def _rate(placement: Placement) -> float:
 def best_value(
     workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: Demand
 ) -> Placement:
-    """Return the placement with the most trajectories for the price of the devices it uses.
+    """Return the placement with the most trajectories for the price of the devices that it uses.
 
     Raises:
-        ValueError: When something of the run fits no pool, or no pool has a price.
-        UserError: When scipy is not installed.
+        ValueError: If something of the run fits no pool, or no pool has a price.
+        UserError: If scipy is not installed.
     """
     found = fit(workloads, pools, demand)
     if not any(pool.price_per_hour for pool in found.pools.values()):
-        raise ValueError("no pool has a price: give price_per_hour in the cluster file")
+        raise ValueError("no pool has a price: set price_per_hour in the cluster file")
     return _placement(found, Optimum(Program(found)).best_value())
 
 
@@ -87,11 +88,11 @@ def expect(
     pools: Sequence[Pool],
     demand: Demand,
 ) -> Expectation:
-    """Return what a placement should give, whoever made it.
+    """Return the expected rates of a placement from any source.
 
     Raises:
-        ValueError: When it cannot run: a pool that is not there, or a model that does not fit.
-        UserError: When scipy is not installed.
+        ValueError: If it cannot run: a pool does not exist, or the model does not fit.
+        UserError: If scipy is not installed.
     """
     found = everywhere(workloads, pools, demand)
     _check_names(placement, found)
@@ -115,9 +116,9 @@ def _placement(found: Fit, solution: Solution) -> Placement:
 def _engines(
     found: Fit, solution: Solution, shares: Mapping[str, Mapping[str, float]]
 ) -> dict[str, int]:
-    """Return pool -> engines, those that the run has and the rate does not need included.
+    """Return pool -> number of engines, including engines that the rate does not need.
 
-    They go where engines have the most to do and a device is left.
+    Additional engines go to the busiest pools that have free devices.
     """
     used = {pool for env_id in shares for pool in shares[env_id]}
     engines = {p: max(1, n) for p, n in sorted(solution.engines.items()) if p in used}
@@ -138,7 +139,7 @@ def _engines(
 
 
 def _shares(solution: Solution, env_id: str) -> dict[str, float]:
-    """Return pool -> share of the env's trajectories, the pools in the order of their names."""
+    """Return pool -> share of the env's trajectories, sorted by pool name."""
     rates: dict[str, float] = {}
     for way, rate in solution.ways.items():
         if way.env_id == env_id:
@@ -175,35 +176,35 @@ def _price(found: Fit, solution: Solution) -> float:
 
 
 def _check_names(placement: Placement, found: Fit) -> None:
-    """Refuse a placement that leaves an env out, or names a pool there is not."""
+    """Reject a placement that omits an env, or names a pool that does not exist."""
     for env_id in found.workloads:
         if env_id not in placement.envs or env_id not in placement.engines:
-            raise ValueError(f"the placement says nothing of {env_id}")
+            raise ValueError(f"the placement has no entry for {env_id}")
     named = {*placement.envs.values(), placement.trainer}
     named |= {pool for shares in placement.engines.values() for pool in shares}
     if unknown := sorted(named - set(found.pools)):
         raise ValueError(
-            f"the placement names {', '.join(unknown)}, and the cluster has "
-            f"{', '.join(found.pools)}: name one of these, or add the pool"
+            f"the placement names {', '.join(unknown)}, but the cluster has "
+            f"{', '.join(found.pools)}: use one of these, or add the pool"
         )
 
 
 def reasons(fit: Fit, solution: Solution, placement: Placement) -> tuple[str, ...]:
-    """Return why everything is where it is."""
+    """Return the reason for each decision, one sentence each."""
     sentences = [_engines_sentence(fit, solution, env_id) for env_id in fit.workloads]
     sentences += [_envs_sentence(fit, placement), _trainer_sentence(fit, placement)]
     if placement.rewards != "inline":
         sentences.append(f"rewards are stateless and run on {placement.rewards}")
     if fit.demand.model is None:
         sentences.append(
-            f"the model's size is not known: reckoned with {fit.model.num_params / 1e9:.2g} "
+            f"the model's size is unknown: assumed {fit.model.num_params / 1e9:.2g} "
             "billion parameters"
         )
     return tuple(sentences)
 
 
 def bottleneck(solution: Solution) -> str:
-    """Return what holds the rate down, the most first."""
+    """Return what limits the rate, the strongest limit first."""
     gains = sorted(solution.gains.items(), key=lambda item: (-item[1], item[0]))
     named = [f"{_spelled(label)} ({gain:.0%})" for label, gain in gains if gain > FEW]
     return ", ".join(named) or "nothing in particular"
@@ -214,7 +215,7 @@ def _spelled(label: str) -> str:
     if kind == BUSY:
         return f"engines on {of}"
     return {
-        EPISODES: "episodes at once (rollout.max_concurrent)",
+        EPISODES: "concurrent episodes (rollout.max_concurrent)",
         TRAINING: "the trainer",
         ENGINES: "engines (runtime.num_engines)",
     }.get(kind, label)
@@ -232,17 +233,17 @@ def _engines_sentence(fit: Fit, solution: Solution, env_id: str) -> str:
 
 
 def _character(way: FitMethod) -> str:
-    """Say what a turn of the env is made of, where most of it is generated."""
+    """Describe a turn of the env on the pool where most of it is generated."""
     turn = way.turn
     share = turn.prefill_s / turn.total_s if turn.total_s else 0.0
     kind = "prefill-heavy" if share > 0.5 else "decode-heavy"
     by_compute = turn.prefill_by_compute if share > 0.5 else turn.decode_by_compute
     bound = "arithmetic" if by_compute else "memory bandwidth"
-    return f"{kind} ({share:.0%} prefill there), held down by {bound}"
+    return f"{kind} ({share:.0%} prefill there), limited by {bound}"
 
 
 def _compared(fit: Fit, main: FitMethod) -> str:
-    """Say how much longer the other pools would take for a trajectory, at their best."""
+    """Compare the best engine seconds per trajectory of the other pools with this one."""
     best: dict[str, float] = {}
     for way in fit.ways:
         if way.env_id == main.env_id:
@@ -276,7 +277,7 @@ def _trainer_sentence(fit: Fit, placement: Placement) -> str:
 
 
 STEPS = 40
-"""Halvings of the interval in which the rate lies."""
+"""Bisection steps for the rate."""
 
 
 def steady_rate(
@@ -288,10 +289,10 @@ def steady_rate(
     """Return trajectories/s.
 
     Args:
-        fit: What may run where.
+        fit: The possible ways to run.
         shares: Env id -> pool -> share of its trajectories.
-        num_engines: Pool -> engines there.
-        most: The rate with which devices are busy all the time, or less.
+        num_engines: Pool -> number of engines.
+        most: An upper bound of the rate.
     """
     ways = _by_pool(fit, shares)
     if _residents(fit, ways, shares, num_engines, most) <= fit.demand.max_concurrent:
@@ -311,8 +312,8 @@ _Ways = Mapping[str, Mapping[int, Mapping[str, FitMethod]]]
 def _by_pool(fit: Fit, shares: Mapping[str, Mapping[str, float]]) -> _Ways:
     """Return the ways of each pool.
 
-    Where an environment has none of a size, for its rows fill the memory earlier, it is as fast as
-    with its largest: few of the rows are its own.
+    If an environment has no way of a size, because its rows fill the memory earlier, it is as fast
+    as with its largest: few of the rows are its own.
     """
     found: dict[str, dict[str, dict[int, FitMethod]]] = {}
     for way in fit.ways:
@@ -337,7 +338,7 @@ def _residents(
     num_engines: Mapping[str, float],
     rate: float,
 ) -> float:
-    """Return how many episodes there are at a time, inside engines and outside."""
+    """Return the number of concurrent episodes, inside engines and outside."""
     total = rate * fit.outside_s()
     for pool, batches in ways.items():
         num = max(1e-9, num_engines.get(pool, 0.0))
@@ -349,7 +350,7 @@ def _residents(
 def _batch(batches: Mapping[int, Mapping[str, FitMethod]], rates: Mapping[str, float]) -> float:
     """Return the smallest batch that keeps up with the rates of one engine.
 
-    Between the sizes there are ways for, device seconds change as ``a + b / batch`` does.
+    Between the sizes of the ways, device seconds are interpolated as ``a + b / batch``.
     """
     busy = {
         batch: sum(rates[env_id] * way.engine_s for env_id, way in by_env.items())

@@ -1,1 +1,1 @@
-"""Built-in engines, weight channels, mappers, trackers and reward backends."""
+"""Built-in engines, weight channels, adapters, trackers and reward backends."""

@@ -1,10 +1,10 @@
-"""Tools of a server that speaks the Model Context Protocol over its stdin and stdout.
+"""Tools of a server with the Model Context Protocol over stdin and stdout.
 
 Takes: a command. Gives: :class:`McpTools`, a tool source. Never: imports ``mcp`` (the extra
-``mcp``) before a server is started, or leaves its process behind.
+``mcp``) before a server is started, or leaves its process running.
 
-What a tool says is an error goes to the policy. A server that cannot be started, ends, or does not
-answer in time is no fault of the policy: that raises, and fails the episode.
+An error of a tool is returned to the policy. A server that does not start, ends, or does not
+respond in time is not an error of the policy: this raises, and fails the episode.
 """
 
 from __future__ import annotations
@@ -30,36 +30,38 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _INVALID_PARAMS, _METHOD_NOT_FOUND = -32602, -32601
-"""JSON-RPC's codes for what is the caller's fault."""
+"""JSON-RPC codes of errors of the caller."""
 _MAX_PAGES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """How to start a server, and what to take of it."""
+    """How to start a server, and which of its tools to use."""
 
     command: str
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    """Beside ``PATH``, ``HOME`` and the like: nothing else of our environment is passed on."""
+    """Environment variables in addition to ``PATH``, ``HOME`` and similar ones. No others of this
+    process are passed on."""
     cwd: str | None = None
     prefix: str = ""
-    """Put before the names of its tools, where those of several servers would be the same."""
+    """Prefix of the names of its tools, to distinguish tools of several servers with the same
+    name."""
     only: Sequence[str] | None = None
-    """Names of tools to offer, without the prefix; None: all."""
+    """Names of the tools to offer, without the prefix. None: all."""
     start_s: float = 30.0
-    """Seconds until it has said what tools it has."""
+    """Maximum seconds until the server returns its tools."""
     call_s: float = 60.0
-    """Seconds for a call."""
+    """Maximum seconds for one call."""
 
 
 class McpTools:
-    """The tools of one server, whose process starts when they are first asked for.
+    """The tools of one server, whose process starts at the first use.
 
-    Safe to call from several threads.
+    Thread-safe.
 
     Args:
-        server: Which.
+        server: The server.
     """
 
     def __init__(self, server: McpServer) -> None:
@@ -69,21 +71,21 @@ class McpTools:
         self._tools: tuple[ToolSpec, ...] = ()
 
     def tools(self) -> Sequence[ToolSpec]:
-        """Return what the server offers, under the names that the policy is shown.
+        """Return the tools of the server, under the names that the policy sees.
 
         Raises:
-            ConfigError: When ``mcp`` is not installed, or a name in ``only`` is none of its tools.
-            RuntimeError: When the server does not start, with the last line of its stderr.
+            ConfigError: If ``mcp`` is not installed, or a name in ``only`` is not one of its tools.
+            RuntimeError: If the server does not start, with the last line of its stderr.
         """
         self._started()
         return self._tools
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool and return what it says; what is no text is named and left out.
+        """Call a tool and return its text; other content is replaced by a note.
 
         Raises:
-            ToolError: What the tool, or the server of the call, says is wrong.
-            RuntimeError: When the server has ended.
+            ToolError: The error that the tool, or the server for this call, returns.
+            RuntimeError: If the server has ended.
             TimeoutError: After ``call_s``.
         """
         from mcp import MCPError
@@ -101,7 +103,7 @@ class McpTools:
         return _text(answer)
 
     def close(self) -> None:
-        """End the server; may be called twice. The next use starts a fresh one."""
+        """Stop the server; can be called twice. The next use starts a new process."""
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
@@ -120,13 +122,13 @@ class McpTools:
                     if isinstance(e, ConfigError) or not isinstance(e, Exception):
                         raise
                     command = self._server.command
-                    raise RuntimeError(f"MCP server {command!r} does not start: {why}") from e
+                    raise RuntimeError(f"MCP server {command!r} did not start: {why}") from e
                 self._session = session
             return self._session
 
 
 class _Session:
-    """One running server; what opens it and what closes it is one task, as ``mcp`` wants."""
+    """One running server; a single task opens and closes it, as ``mcp`` requires."""
 
     def __init__(self, parameters: StdioServerParameters) -> None:
         self._parameters = parameters
@@ -136,11 +138,11 @@ class _Session:
         self._life = loop.submit(self._live())
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Wait for what goes on in the server's loop."""
+        """Run a coroutine in the event loop of the server and wait for its result."""
         return loop.run(asyncio.wait_for(work, timeout_s))
 
     async def started(self) -> list[dict[str, Any]]:
-        """Wait until it is there, and return its tools as it tells them."""
+        """Wait until the server is ready, and return its tools as it describes them."""
         from mcp.types import PaginatedRequestParams
 
         session = await asyncio.wrap_future(self._opened)
@@ -164,7 +166,7 @@ class _Session:
         return answer.model_dump(by_alias=True, mode="json")
 
     def said(self) -> str:
-        """Return the last line that it wrote to stderr."""
+        """Return the last line of the server's stderr."""
         with suppress(OSError, ValueError):
             self._stderr.seek(0)
             lines = [line for line in self._stderr.read()[-10_000:].splitlines() if line.strip()]
@@ -172,7 +174,7 @@ class _Session:
         return ""
 
     def close(self) -> None:
-        """End the process and wait until it is gone."""
+        """Stop the process and wait for its end."""
 
         async def end() -> None:
             self._closing.set()
@@ -208,11 +210,11 @@ class _Session:
                 raise
         finally:
             if not self._opened.done():
-                self._opened.set_exception(RuntimeError("closed before it had started"))
+                self._opened.set_exception(RuntimeError("closed before it was ready"))
 
 
 def _first_of(error: BaseException) -> BaseException:
-    """Return the error inside a group of one."""
+    """Return the first error inside a group of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -222,7 +224,7 @@ def _parameters(server: McpServer) -> StdioServerParameters:
     try:
         from mcp import StdioServerParameters
     except ImportError as e:
-        raise ConfigError("MCP servers need the extra mcp: pip install 'rollart[mcp]'") from e
+        raise ConfigError("MCP servers require the extra mcp: pip install 'rollart[mcp]'") from e
     return StdioServerParameters(
         command=server.command, args=list(server.args), env=dict(server.env), cwd=server.cwd
     )
@@ -253,7 +255,7 @@ def _specs(listed: Sequence[Mapping[str, Any]], server: McpServer) -> tuple[Tool
 
 
 def _text(answer: Mapping[str, Any]) -> str:
-    """Return what a tool said as text."""
+    """Return the result of a tool as text."""
     parts = []
     for block in answer.get("content") or ():
         kind = block.get("type")

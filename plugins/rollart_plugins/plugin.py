@@ -1,7 +1,7 @@
 """The built-in engines, weight channels, mappers, trackers, sandboxes, runtimes and the like.
 
-Takes: ``rollart.yaml`` beside it. Gives: the specs, and the commands of RollArt's other packages.
-Never: imports what they name.
+Takes: ``rollart.yaml`` in this package. Gives: the specs, and the commands of RollArt's other
+packages. Never: imports what they name.
 """
 
 from typing import Final
@@ -95,49 +95,48 @@ _COMMANDS: Final = (
     CommandSpec(
         name="check",
         entry_point="rollart_testing.cli:check_command",
-        summary="Check a plugin, a project folder or a wheel: static, runtime and semantic.",
+        summary="Run static, runtime and semantic checks on a plugin, a project folder or a wheel.",
     ),
     CommandSpec(
         name="diagnose",
         entry_point="rollart_view.diagnosis.diagnose:diagnose_command",
-        summary="Say what happened in a run: collapse, plateau, staleness and more; what to "
-        "change.",
+        summary="Diagnose a run: collapse, plateau, staleness and more; what to change.",
     ),
     CommandSpec(
         name="plot",
         entry_point="rollart_view.plot:plot_command",
-        summary="Draw the course of runs: reward, success, staleness, tokens a second, loss.",
+        summary="Plot curves of runs: reward, success, staleness, tokens per second, loss.",
     ),
     CommandSpec(
         name="export",
         entry_point="rollart_view.export:export_command",
-        summary="Write trajectories of runs as JSON lines, Parquet or ShareGPT's conversations.",
+        summary="Export trajectories of runs as JSON lines, Parquet or ShareGPT conversations.",
     ),
     CommandSpec(
         name="plan",
         entry_point="rollart_planner.cli:plan",
-        summary="Show where a run's parts would go on a cluster, why, and the rates to expect.",
+        summary="Show how a run would be placed on a cluster, why, and the expected rates.",
     ),
     CommandSpec(
         name="registry",
         entry_point="rollart_registry.cli:app",
-        summary="Publish to a community registry, install from one, or run one.",
+        summary="Publish to a community registry, install from it, or host one.",
     ),
     CommandSpec(
         name="bench",
         entry_point="rollart_bench.cli:bench",
-        summary="Run a benchmark, ours beside a peer's; without a name, list them.",
+        summary="Run a benchmark of RollArt and its peers. Without a name, list all benchmarks.",
     ),
     CommandSpec(
         name="sandbox",
         entry_point="rollart_sandboxes.cli:app",
-        summary="See which boxes live, remove what killed runs left, find out which walls "
-        "work here.",
+        summary="List live sandboxes, remove those of killed runs, and test which "
+        "isolation works here.",
     ),
     CommandSpec(
         name="build",
         entry_point="rollart_sandboxes.isolation.image:build",
-        summary="Build the image in which an environment runs with isolation: docker.",
+        summary="Build the image in which an environment runs with `isolation: docker`.",
     ),
 )
 

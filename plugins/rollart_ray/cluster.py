@@ -1,8 +1,8 @@
-"""This process's tie to a Ray cluster, its own or another's: nodes, reservations, actors.
+"""The connection of this process to a Ray cluster: nodes, reservations, actors.
 
-Takes: where the cluster is. Gives: what the runtime needs of Ray, in its own words. Never: turns
-token authentication off, or leaves a cluster that it started behind. But for
-:mod:`rollart_ray.local`, no other module imports ray.
+Takes: the address of a cluster, or none to start one. Gives: the Ray operations that the runtime
+needs. Never: turns token authentication off, or leaves a cluster that it started running. Except
+for :mod:`rollart_ray.local`, no other module imports ray.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from rollart_ray.pools import Node, ResourceSlot
 from rollart_ray.worker import ActorSettings, WorkerActor
 
 MAX_CONCURRENT_CALLS = 100_000
-"""Of one actor; its part's own limits come first."""
+"""Time limit of one actor; the worker's own limits are shorter."""
 NODE_ANSWER_S = 60.0
-"""A node that does not start a small process within this is of no use."""
+"""Time limit for a node to start a small process."""
 CONNECT_S = 10.0
-"""A head that does not accept a connection within this is not there."""
+"""Time limit for a connection to the head."""
 GONE = "the Ray cluster is gone"
 
 AnswerT = TypeVar("AnswerT")
 
 
 class RayCluster:
-    """A tie to a cluster.
+    """A connection to a cluster.
 
     Args:
         config: The ``runtime`` section.
-        run_name: Whose it is.
-        num_parts: How many actors there will be; a cluster that is started has a core for each.
+        run_name: Name of the run.
+        num_parts: Number of actors; a started cluster gets one core for each.
 
     Raises:
-        ConfigError: When ray is not installed.
+        ConfigError: If ray is not installed.
     """
 
     def __init__(self, config: RayConfig, run_name: str, num_parts: int) -> None:
@@ -59,26 +59,26 @@ class RayCluster:
         self._actor_class: Any = None
         self.address = ""
         self.lost = False
-        """Set when the head is gone: nothing is asked of it any more."""
+        """Set if the head is gone; no further calls are sent to it."""
 
     @property
     def is_own(self) -> bool:
-        """True when this run started it."""
+        """True if this run started the cluster."""
         return self._config.address is None
 
     @property
     def patience_s(self) -> float:
-        """How long to wait for room, and for a process to come up."""
+        """Time limit for free resources and for the start of a process."""
         return self._config.placement_s
 
     def open(self) -> None:
         """Start or join the cluster.
 
-        In the thread that lasts as long as the run: Ray's processes die with the thread that
+        Call it in a thread that lasts as long as the run: Ray's processes end with the thread that
         started them.
 
         Raises:
-            ConfigError: When that cannot be done.
+            ConfigError: If that fails.
         """
         address = self._config.address
         if address is None:
@@ -93,7 +93,7 @@ class RayCluster:
         self._actor_class = ray.remote(WorkerActor)
 
     def close(self) -> None:
-        """Give back what was reserved, and leave the cluster or end it; may be called twice."""
+        """Release reservations, and leave or stop the cluster; may be called twice."""
         if not self.address:
             self._clean()
             return
@@ -122,10 +122,10 @@ class RayCluster:
     async def ask(
         self, question: Callable[[], AnswerT], nodes: Iterable[Node], limit_s: float = NODE_ANSWER_S
     ) -> dict[Node, AnswerT]:
-        """Run a function on each of these nodes, all at once.
+        """Run a function on each of these nodes concurrently.
 
         Raises:
-            ConfigError: When a node does not answer; says which and why.
+            ConfigError: If a node does not respond; names the node and the reason.
         """
         import ray
         from ray.exceptions import RayError
@@ -153,7 +153,7 @@ class RayCluster:
         """Reserve these slots, all or none; returns the placement group, a bundle a slot.
 
         Raises:
-            TimeoutError: When there is no room for them within ``placement_s``.
+            TimeoutError: If there are no free resources for them within ``placement_s``.
         """
         from ray.util import placement_group
 
@@ -170,7 +170,7 @@ class RayCluster:
         return group
 
     def release(self, group: Any) -> None:
-        """Give a placement group back."""
+        """Release a placement group."""
         from ray.util import remove_placement_group
 
         self._groups.remove(group)
@@ -186,7 +186,7 @@ class RayCluster:
         return [by_id.get(where[index]) for index in sorted(where)]
 
     def free(self) -> str:
-        """Return what nobody has reserved, as a person reads it."""
+        """Return the free resources as text."""
         import ray
 
         hidden = ("node:", "memory", "object_store_memory", "bundle")
@@ -200,10 +200,10 @@ class RayCluster:
     # Actors
 
     def new_actor(self, slot: ResourceSlot, group: Any, index: int, settings: ActorSettings) -> Any:
-        """Return an actor on a bundle of a group; it comes up by and by.
+        """Return an actor on a bundle of a group; it starts in the background.
 
         Raises:
-            WorkerDied: When the cluster is gone.
+            WorkerDied: If the cluster is gone.
         """
         if self.lost or not self.address:
             raise WorkerDied(GONE)
@@ -225,19 +225,19 @@ class RayCluster:
         return self._actor_class.options(**options).remote(settings)
 
     def kill(self, actor: Any) -> None:
-        """End an actor now."""
+        """Kill an actor now."""
         if self.lost or not self.address:
             return
         import ray
 
-        with contextlib.suppress(Exception):  # of a node that is gone as well
+        with contextlib.suppress(Exception):  # its node may be gone as well
             ray.kill(actor, no_restart=True)
 
     async def answer(self, ref: Any) -> Any:
-        """Wait for what an actor answers.
+        """Wait for the result of an actor's call.
 
         Raises:
-            WorkerDied: When the actor is gone, or its node cannot be reached.
+            WorkerDied: If the actor is gone, or its node cannot be reached.
         """
         from ray.exceptions import RayError
 
@@ -291,7 +291,7 @@ MISSING_RAY = "runtime: ray needs Ray: pip install 'rollart[ray]'"
 
 
 def future_of(ref: Any) -> asyncio.Future[Any]:
-    """Return an object of Ray's as a future of this loop."""
+    """Return a Ray object as a future of this loop."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -305,7 +305,7 @@ def future_of(ref: Any) -> asyncio.Future[Any]:
 
     def deliver(done: Any) -> None:
         error = done.exception()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no call waits
             loop.call_soon_threadsafe(settle, error, None if error else done.result())
 
     ref.future().add_done_callback(deliver)
@@ -313,7 +313,7 @@ def future_of(ref: Any) -> asyncio.Future[Any]:
 
 
 def reason(error: Exception) -> str:
-    """Return in one line what Ray says, in several, of the end of an actor or a task."""
+    """Return Ray's multi-line message on the end of an actor or task in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("The actor is dead", "The node", "The "))]
     if telling:
@@ -328,12 +328,12 @@ def address_of(gcs_address: str) -> tuple[str, int]:
 
 
 def _check_reached(address: str) -> bool:
-    """Look whether a head listens there; returns whether it is on the loopback address.
+    """Check that a head listens there; return whether it is on the loopback address.
 
-    Ray itself would try for minutes, and then end this process.
+    Ray would retry for minutes, and then end this process.
 
     Raises:
-        ConfigError: When none does.
+        ConfigError: If none does.
     """
     if address == "auto":
         return False
@@ -351,7 +351,7 @@ def _check_reached(address: str) -> bool:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep this process's handlers of signals: Ray puts its own in the main thread."""
+    """Keep this process's signal handlers: Ray installs its own in the main thread."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     kept = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -368,8 +368,8 @@ def _no_cluster(address: str, error: Exception) -> str:
         return f"Ray cannot be started on this machine: {why}"
     if "auth" in type(error).__name__.lower() or "token" in why.lower():
         return (
-            f"the Ray cluster at {address} does not let this process in: {why}; set "
+            f"the Ray cluster at {address} refuses this process: {why}; set "
             "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the cluster's token"
         )
-    mend = "start one with `ray start --head`, or leave runtime.address out to have one started"
+    mend = "start one with `ray start --head`, or leave runtime.address out to start a local one"
     return f"no Ray cluster to join at {address} ({why}): {mend}"

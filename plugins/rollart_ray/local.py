@@ -1,11 +1,11 @@
-"""A Ray cluster of this machine alone: its folder, its token, its environment.
+"""A Ray cluster on this machine only: its folder, its token, its environment.
 
-A run's own has one node. Tests and benchmarks have several (:func:`local_nodes`), which can be
-killed.
+A run's own cluster has one node. Tests and benchmarks use several nodes (:func:`local_nodes`),
+which can be killed.
 
-Takes: for several nodes, the resources of each. Gives: what Ray is started with, and a place for
-what it writes. Never: opens a port to other machines, runs without a token, or leaves its folder or
-a process behind (the folder of a run that was killed is removed by the next).
+Takes: for several nodes, the resources of each. Gives: the settings to start Ray, and a folder for
+its files. Never: opens a port to other machines, runs without a token, or leaves its folder or a
+process behind (the next run removes the folder of a killed run).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Any
 
 _PREFIX = "rollart-ray-"
 OBJECT_STORE_BYTES = 256 << 20
-"""Batches pass through it, and nothing that is larger: weights have channels of their own."""
+"""Batches are the largest objects in it: weights use separate channels."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""As on macOS and Windows: Ray uses the loopback address, and does not replace it by another."""
+"""As on macOS and Windows: Ray keeps the loopback address, and does not replace it."""
 _NICENESS = "RAY_worker_niceness"
 HEALTH_LOOKS = 3
-"""So many looks a node may miss before it is dead."""
+"""The number of missed health checks after which a node is dead."""
 
 
 class LocalFolder:
-    """The folder of one local cluster: short, since sockets lie in it, and this person's alone."""
+    """The folder of one local cluster: private, with a short path, because it has sockets."""
 
     def __init__(self) -> None:
         root = Path("/tmp") if os.access("/tmp", os.W_OK) else Path(tempfile.gettempdir())
@@ -45,7 +45,7 @@ class LocalFolder:
 
     @property
     def temp_dir(self) -> str:
-        """Where Ray keeps logs and sockets (it makes that folder open to all)."""
+        """Ray's folder for logs and sockets (Ray makes it readable for all users)."""
         return str(self.path / "r")
 
     def environment(self) -> dict[str, str]:
@@ -59,17 +59,17 @@ class LocalFolder:
             # waits half a minute at its end to send them.
             "RAY_enable_metrics_collection": "0",
             "RAY_task_events_report_interval_ms": "0",
-            # By default actors give way to all else; ours are the work that the run waits for.
+            # By default actors have a low priority, but the run waits for ours.
             _NICENESS: os.environ.get(_NICENESS, "0"),
         }
 
     def remove(self) -> None:
-        """Remove it with all that Ray left in it."""
+        """Remove it with all files of Ray."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def remove_orphans(root: Path) -> None:
-    """Remove the folders of clusters whose run is gone; Ray's processes went with it."""
+    """Remove the folders of clusters whose run is gone; Ray's processes ended with it."""
     for folder in root.glob(f"{_PREFIX}*"):
         with contextlib.suppress(ValueError, PermissionError):
             pid = int(folder.name.removeprefix(_PREFIX).partition("-")[0])
@@ -80,7 +80,7 @@ def remove_orphans(root: Path) -> None:
 
 
 def health_settings(health_check_s: float | None) -> dict[str, int]:
-    """Return Ray's settings for how soon a silent node is dead; none: Ray's own."""
+    """Return Ray's health check settings; empty means Ray's defaults."""
     if health_check_s is None:
         return {}
     every_ms = max(1, round(health_check_s * 1000))
@@ -94,7 +94,7 @@ def health_settings(health_check_s: float | None) -> dict[str, int]:
 
 @contextmanager
 def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Have these environment variables for a while."""
+    """Set these environment variables temporarily."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -108,8 +108,8 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def read_token_anew() -> None:
-    """Let Ray, in this process, use the token that is in the environment now: it reads it once."""
-    with contextlib.suppress(ImportError, AttributeError):  # where Ray keeps it is Ray's business
+    """Reload the token from the environment: Ray reads it only once per process."""
+    with contextlib.suppress(ImportError, AttributeError):  # a private attribute of Ray
         raylet: Any = import_module("ray._raylet")
         raylet.Config.initialize("")
         raylet.AuthenticationTokenLoader.instance().reset_cache()
@@ -118,13 +118,13 @@ def read_token_anew() -> None:
 CPUS_PER_NODE = 2
 STORE_BYTES = 80 << 20
 HEALTH_CHECK_S = 0.5
-"""Between two looks: a node that was killed refuses the connection, and is soon dead."""
+"""Interval of health checks; a killed node refuses the connection, and is dead soon."""
 HEALTH_ANSWER_S = 60.0
-"""A node that lives may take this long to answer a look: all of them share one machine."""
+"""Time limit of a health check: all nodes share one machine."""
 
 
 class LocalNodes:
-    """The cluster, while it is up."""
+    """A running cluster."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
@@ -144,22 +144,22 @@ class LocalNodes:
         self._cluster.remove_node(node, allow_graceful=False)
 
     def kill_head(self) -> None:
-        """Kill the process of the head that knows the cluster."""
+        """Kill the head's process that has the state of the cluster (GCS)."""
         self._has_head = False
         for info in self._cluster.head_node.all_processes["gcs_server"]:
             os.kill(info.process.pid, signal.SIGKILL)
             info.process.wait()
 
     def end(self) -> None:
-        """End what is left; without the head no node could be asked to end itself."""
+        """Kill all remaining processes; without the head no node can stop on request."""
         for node in reversed(self._cluster.list_all_nodes()):
-            with contextlib.suppress(Exception):  # what of it a test has killed already
+            with contextlib.suppress(Exception):  # a test may have killed it already
                 self._cluster.remove_node(node, allow_graceful=self._has_head)
 
 
 @contextmanager
 def local_nodes(nodes: Sequence[Mapping[str, float]]) -> Iterator[LocalNodes]:
-    """Have a cluster; its token is in this process's environment meanwhile.
+    """Start a cluster; its token is in this process's environment meanwhile.
 
     Args:
         nodes: The resources of each, the head first.

@@ -1,10 +1,10 @@
-"""What must hold on the nodes of a cluster before a run starts on them.
+"""Preflight checks of the nodes of a cluster before a run starts.
 
-Takes: a run, and the nodes its parts will be on. Gives: what is missing, a line each that names the
-node and how to mend it. Never: changes a node, but for a file that it writes and removes.
+Takes: a run, and the nodes of its workers. Gives: what is missing, one line each with the node and
+the fix. Never: changes a node, except for a file that it writes and removes.
 
-What is asked of a node are functions to run there. They travel as they are, without their module: a
-node that has no rollart, or another one, can still answer.
+The checks are functions that run on a node. They are sent by value, without their module, so that a
+node with no rollart, or another version, can still run them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rollart_ray.cluster import RayCluster
 from rollart_ray.pools import Node
 
 MISSING = "none"
-"""The version of what is not there."""
+"""The version of a missing distribution."""
 
 BOX_S = 240.0
-"""To start one box on a node, its image being there."""
+"""Time limit to start one sandbox on a node that has its image."""
 Nodes = Mapping[str, Sequence[Node]]
-"""Role -> the node of each of its parts."""
+"""Role -> the node of each of its workers."""
 
 
 def versions(distributions: Sequence[str]) -> dict[str, str]:
@@ -36,7 +36,7 @@ def versions(distributions: Sequence[str]) -> dict[str, str]:
 
 
 def ask_versions(distributions: Sequence[str]) -> Callable[[], dict[str, str]]:
-    """Return a function that tells a node's versions."""
+    """Return a function that returns a node's versions."""
     wanted = list(distributions)
 
     def tell() -> dict[str, str]:
@@ -55,10 +55,10 @@ def ask_versions(distributions: Sequence[str]) -> Callable[[], dict[str, str]]:
 
 
 def differences(driver: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return where nodes differ from the driver, a line a node.
+    """Return the differences of nodes from the driver, one line per node.
 
     Args:
-        driver: Its versions.
+        driver: The driver's versions.
         nodes: Title of a node -> its versions.
     """
     found = []
@@ -74,7 +74,7 @@ def differences(driver: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]
 
 
 def ask_whether_there(path: str) -> Callable[[], bool]:
-    """Return a function that tells whether a node has a file or folder."""
+    """Return a function that returns whether a node has a file or folder."""
 
     def there() -> bool:
         import os
@@ -85,7 +85,7 @@ def ask_whether_there(path: str) -> Callable[[], bool]:
 
 
 def ask_whether_seen(path: str, text: str) -> Callable[[], bool]:
-    """Return a function that tells whether a node reads ``text`` in a file at ``path``."""
+    """Return a function that returns whether a node reads ``text`` in a file at ``path``."""
 
     def seen() -> bool:
         try:
@@ -98,7 +98,7 @@ def ask_whether_seen(path: str, text: str) -> Callable[[], bool]:
 
 
 def ask_to_write(path: str, text: str) -> Callable[[], str]:
-    """Return a function that writes a file and tells why not, or an empty string."""
+    """Return a function that writes a file and returns an error, or an empty string."""
 
     def write() -> str:
         import os
@@ -115,7 +115,7 @@ def ask_to_write(path: str, text: str) -> Callable[[], str]:
 
 
 def ask_to_remove(path: str) -> Callable[[], None]:
-    """Return a function that removes a file or a folder, if it is there."""
+    """Return a function that removes a file or a folder if it exists."""
 
     def remove() -> None:
         import os
@@ -130,7 +130,7 @@ def ask_to_remove(path: str) -> Callable[[], None]:
 
 
 def ask_for_a_port(host: str) -> Callable[[], int]:
-    """Return a function that finds a port of a node that is free."""
+    """Return a function that finds a free port of a node."""
 
     def find() -> int:
         import socket
@@ -145,12 +145,12 @@ def ask_for_a_port(host: str) -> Callable[[], int]:
 def check_what_is_missing(
     kind: str, plugin_id: str, options: Mapping[str, Any]
 ) -> Callable[[], list[str]]:
-    """Return a function that tells what a plugin's options name and a node with this rollart lacks.
+    """Return a function that returns what a plugin's options name but a node lacks.
 
     Args:
-        kind: Of the plugin, such as ``inference_engines``.
+        kind: The kind of the plugin, such as ``inference_engines``.
         plugin_id: Its id.
-        options: As its config model checked them.
+        options: Its validated options.
     """
     given = dict(options)
 
@@ -165,9 +165,9 @@ def check_what_is_missing(
 def check_sandbox_on_node(
     env_id: str, options: Mapping[str, Any]
 ) -> Callable[[], tuple[str, str] | None]:
-    """Return a function that tries a box of an environment on a node that has this rollart.
+    """Return a function that starts a sandbox of an environment on a node with this rollart.
 
-    The function returns what is wrong and how to mend it, or None.
+    The function returns the fault and its fix, or None.
     """
     given = dict(options)
 
@@ -203,7 +203,7 @@ def _said(version: str) -> str:
 
 
 class NodeChecks:
-    """The checks; each returns a line for each node that lacks something."""
+    """The checks; each returns one line per node that lacks something."""
 
     def __init__(self, run: ResolvedRun, run_dir: Path, cluster: RayCluster) -> None:
         """Bind a run to its cluster."""
@@ -221,12 +221,12 @@ class NodeChecks:
         return differences(here, theirs)
 
     async def workers(self, nodes: Nodes, classes: Sequence[str], shared: Path) -> list[str]:
-        """Return all that parts need and their nodes lack.
+        """Return what workers need but their nodes lack.
 
         Args:
-            nodes: Where they will be.
+            nodes: The nodes of the workers.
             classes: The pool of each engine.
-            shared: The folder that trainer and engines are to share.
+            shared: The folder that trainer and engines share.
         """
         return [
             *await self.files(nodes),
@@ -237,11 +237,11 @@ class NodeChecks:
         ]
 
     async def files(self, nodes: Nodes) -> list[str]:
-        """Who reads or writes the run directory can; a model's folder is where it is read."""
+        """Workers can access the run directory, and their nodes have the model's folder."""
         computing, faults = [*nodes["trainer"], *nodes["engine"]], []
         model = self._run.config.model
         if not isinstance(model, ModelPath):
-            computing.append(nodes["env"][0])  # makes it
+            computing.append(nodes["env"][0])  # creates it
         elif Path(model.path).is_dir():
             there = await self._cluster.ask(ask_whether_there(model.path), computing)
             faults = [
@@ -264,7 +264,7 @@ class NodeChecks:
         ]
 
     async def weights(self, nodes: Nodes, shared: Path) -> list[str]:
-        """The engines see what the trainer writes, where the channel needs that."""
+        """The engines see the trainer's files, if the channel needs that."""
         if self._run.weights.spec.reach != "machine":
             return []
         trainer, engines = nodes["trainer"][0], nodes["engine"]
@@ -276,14 +276,14 @@ class NodeChecks:
             return [f"node {trainer.title} cannot write to {shared}: {wrong}"]
         return [
             f"node {node.title} does not share its memory with {trainer.title}, where the trainer "
-            f"is: weights: {self._run.config.weights.id} works on one machine; take weights: "
+            f"is: weights: {self._run.config.weights.id} works on one machine; use weights: "
             "collective, or disk with runs_dir on a file system that all nodes share"
             for node, found in seen.items()
             if not found
         ]
 
     async def engines(self, classes: Sequence[str], nodes: Sequence[Node]) -> list[str]:
-        """Every node of an engine has what the options of its class name."""
+        """Every engine node has the files in its class's options."""
         faults = []
         for pool in dict.fromkeys(classes):
             engine = self._run.engine_on(pool)
@@ -294,9 +294,9 @@ class NodeChecks:
         return faults
 
     async def environments(self, nodes: Sequence[Node]) -> list[str]:
-        """Every node of env workers has what the options of each environment name.
+        """Every node of env workers has the files in each environment's options.
 
-        Of a box they name no file here; whether one comes up is a question of its own.
+        Options of a sandbox name no file here; another check starts one.
         """
         faults = []
         for env in self._run.envs:
@@ -310,7 +310,7 @@ class NodeChecks:
         return faults
 
     async def boxes(self, nodes: Sequence[Node]) -> list[str]:
-        """On every node of env workers, a box of each environment that needs one comes up."""
+        """A sandbox of each environment that needs one starts on every node of env workers."""
         faults = []
         for env in self._run.envs:
             options, name = env.plugin.options, env.plugin.spec.id
@@ -321,12 +321,12 @@ class NodeChecks:
                 if fault is not None:
                     why, mend = fault
                     told = f": {mend}" if mend else ""
-                    faults.append(f"node {node.title} has no box for {name}: {why}{told}")
+                    faults.append(f"node {node.title} has no sandbox for {name}: {why}{told}")
         return faults
 
 
 def refuse(faults: Iterable[str]) -> None:
-    """Raise a ConfigError with these lines, if there is one."""
+    """Raise a ConfigError with these lines, if there are any."""
     lines = list(faults)
     if lines:
         raise ConfigError("\n".join(lines))

@@ -1,11 +1,11 @@
-"""Pools of a Ray cluster, and the slots of a run's parts on them.
+"""Pools of a Ray cluster, and the slots of a run's workers on them.
 
-    nodes of the cluster ──> pools (declared, or found out) ──> mapper ──> placement ──> slots
+    nodes of the cluster ──> pools (declared or detected) ──> mapper ──> placement ──> slots
                                                                                           │
                                                        a placement group, one bundle a slot
 
-Takes: what Ray says of its nodes, a placement, how many parts of each role. Gives: pools and slots,
-or a ConfigError that says what is missing and where. Never: imports ray or reserves anything.
+Takes: Ray's node records, a placement, the number of workers per role. Gives: pools and slots, or a
+ConfigError that names what is missing and where. Never: imports ray or reserves anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollart_core.errors import ConfigError, did_you_mean
 ACCELERATOR = "accelerator_type:"
 _NO_CLASSES: Mapping[str, int] = {}
 _A_TOUCH = 0.001
-"""How much of a resource that only marks a kind of node one part takes."""
+"""The amount that one worker takes of a resource that only marks a kind of node."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,17 +36,17 @@ class Node:
     resources: Mapping[str, float]
     labels: Mapping[str, str]
     port: int = 0
-    """Of its raylet; 0: not known."""
+    """Of its raylet; 0 if unknown."""
 
     @property
     def title(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         return f"{self.name} ({self.address}, {self.node_id[:8]})"
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceSlot:
-    """Where one part goes."""
+    """The slot of one worker."""
 
     role: str
     pool: str
@@ -55,7 +55,7 @@ class ResourceSlot:
 
 
 def nodes_of(said: Iterable[Mapping[str, Any]]) -> list[Node]:
-    """Return the nodes that are up, from what ``ray.nodes()`` says."""
+    """Return the nodes that are up, from the result of ``ray.nodes()``."""
     return [
         Node(
             node_id=node["NodeID"],
@@ -73,8 +73,8 @@ def nodes_of(said: Iterable[Mapping[str, Any]]) -> list[Node]:
 def found_out(nodes: Sequence[Node]) -> list[RayPool]:
     """Return the pools of a cluster: accelerators by kind, nodes with a mark, all other cores.
 
-    A mark is a resource of a name of its own on nodes without accelerators. One cluster has one
-    answer, whatever order its nodes came up in.
+    A mark is a custom resource on nodes without accelerators. The result does not depend on the
+    start order of the nodes.
     """
     kinds = sorted({_accelerator(n) for n in nodes if n.resources.get("GPU")})
     pools = []
@@ -99,7 +99,7 @@ def checked(declared: Sequence[RayPool], nodes: Sequence[Node]) -> list[RayPool]
     """Return the declared pools, each with its resources filled in.
 
     Raises:
-        ConfigError: When the cluster does not have one of them, or less of it; a line each.
+        ConfigError: If the cluster lacks one of them, or has too little of it; one line each.
     """
     pools = [p.model_copy(update={"resources": _per_device(p)}) for p in declared]
     faults = [fault for pool in pools if (fault := _fault(pool, nodes)) is not None]
@@ -109,7 +109,7 @@ def checked(declared: Sequence[RayPool], nodes: Sequence[Node]) -> list[RayPool]
 
 
 def of_pool(pool: RayPool, nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that have a device of a pool, which is one of those that were checked."""
+    """Return the nodes that have a device of a checked pool."""
     return [node for node in nodes if _is_of(pool, node) and _fits(pool, node)]
 
 
@@ -118,7 +118,7 @@ def contract(pool: RayPool, classes: Mapping[str, int] = _NO_CLASSES) -> Pool:
 
     Args:
         pool: The pool.
-        classes: Further classes of engines, each on a pool of its own: name -> engines.
+        classes: Further classes of engines, each on its own pool: name -> engines.
     """
     own = pool.name in classes
     return Pool(
@@ -140,17 +140,17 @@ def slots_of(
     classes: Mapping[str, int] = _NO_CLASSES,
     engine_devices: int = 1,
 ) -> list[ResourceSlot]:
-    """Return where each part goes.
+    """Return the slot of each worker.
 
     Args:
-        placement: What the mapper said.
-        pools: What there is.
-        num_parts: How many of ``engine`` (the first class), ``trainer`` and ``env``.
-        classes: Further classes of engines: pool -> how many.
-        engine_devices: How many devices an engine takes: one slot, and so of one node.
+        placement: The mapper's placement.
+        pools: The pools.
+        num_parts: Number of workers by role: ``engine`` (the first class), ``trainer`` and ``env``.
+        classes: Further classes of engines: pool -> number.
+        engine_devices: Number of devices per engine: one slot, so all on one node.
 
     Raises:
-        ConfigError: When a pool has fewer devices than parts would take.
+        ConfigError: If a pool has fewer devices than the workers need.
     """
     by_name = {pool.name: pool for pool in pools}
     chosen = {
@@ -163,14 +163,14 @@ def slots_of(
     }
     for name in sorted({n for names in chosen.values() for n in names} - set(by_name)):
         near = did_you_mean(name, list(by_name))
-        raise ConfigError(f"the placement names a pool {name!r} that the cluster has not.{near}")
+        raise ConfigError(f"the placement names a pool {name!r} that is not in the cluster.{near}")
     _check_capacity(chosen, by_name, engine_devices)
     where = [(by_name[name], role) for role, names in chosen.items() for name in names]
     return [slot(pool, role, engine_devices) for pool, role in where]
 
 
 def slot(pool: RayPool, role: str, engine_devices: int = 1) -> ResourceSlot:
-    """Return a slot of a pool for one part; an engine's has all of its devices."""
+    """Return a slot of a pool for one worker; an engine's slot has all of its devices."""
     num = engine_devices if role == "engine" else 1
     takes = {key: num * amount for key, amount in _takes(pool, role).items()}
     return ResourceSlot(role, pool.name, takes, pool.labels)
@@ -182,10 +182,10 @@ def check_nodes(
     nodes: Sequence[Node],
     engine_devices: int,
 ) -> None:
-    """Refuse engines over more devices than nodes have: a slot is of one node.
+    """Refuse engines with more devices than a node has: a slot is on one node.
 
     Raises:
-        ConfigError: Naming the pool, and what its nodes have.
+        ConfigError: If there are any; names the pool and the devices of its nodes.
     """
     by_name = {pool.name: pool for pool in pools}
     wanted = Counter(slot.pool for slot in slots if slot.role == "engine")
@@ -197,7 +197,7 @@ def check_nodes(
             have = ", ".join(f"{node.name} has {fits}" for node, fits in there)
             raise ConfigError(
                 f"pool {name!r}: {num} engine(s) take {engine_devices} devices of one node each, "
-                f"and there is room for {room} ({have}): let engines take fewer devices, have "
+                f"but there are slots for {room} ({have}): use fewer devices per engine, use "
                 "fewer engines, or add nodes"
             )
 
@@ -205,10 +205,10 @@ def check_nodes(
 def engine_pools(placement: Placement, num_engines: int) -> list[str]:
     """Return the pool of each engine: by the shares of the placement, each used pool one at least.
 
-    A mapper may say it itself. Else what is left over by rounding goes to the largest remainders.
+    A mapper may set it. Otherwise engines left over by rounding go to the largest remainders.
 
     Raises:
-        ConfigError: When there are fewer engines than pools to be on.
+        ConfigError: If there are fewer engines than pools.
     """
     said = [name for name, count in placement.num_engines.items() for _ in range(count)]
     if len(said) == num_engines:
@@ -220,7 +220,7 @@ def engine_pools(placement: Placement, num_engines: int) -> list[str]:
                 shares[name] = shares.get(name, 0.0) + share
     if len(shares) > num_engines:
         raise ConfigError(
-            f"runtime.num_engines is {num_engines}, and the placement has engines on "
+            f"runtime.num_engines is {num_engines}, but the placement has engines on "
             f"{len(shares)} pools ({', '.join(shares)}): raise it to {len(shares)} or more"
         )
     total = sum(shares.values())
@@ -237,7 +237,7 @@ def engine_pools(placement: Placement, num_engines: int) -> list[str]:
 def _without(
     placement: Placement, classes: Mapping[str, int], pools: Sequence[RayPool]
 ) -> Placement:
-    """Return where the engines of the first class go: not on the pools of the others."""
+    """Return the pools for the engines of the first class, without those of other classes."""
     if not classes:
         return placement
     shares = {
@@ -253,15 +253,15 @@ def _without(
 
 
 def said_of(nodes: Sequence[Node]) -> str:
-    """Return a cluster's nodes and their resources as a person reads them."""
+    """Return a cluster's nodes and their resources as text."""
     return "; ".join(f"{n.title}: {_amounts(_shown(n))}" for n in nodes) or "no node that is up"
 
 
 def local_resources(pools: Sequence[RayPool], num_parts: int, num_cores: int) -> dict[str, float]:
-    """Return what a cluster that is started for a run is told to have.
+    """Return the resources for a cluster that is started for a run.
 
-    A machine runs more processes than it has cores; marks of pools are made as they are declared.
-    GPUs are left to Ray, which counts what is there.
+    A machine can run more processes than it has cores; marks of pools are created as declared. Ray
+    detects the GPUs.
     """
     wanted: dict[str, float] = {}
     for pool in pools:
@@ -276,7 +276,7 @@ def _per_device(pool: RayPool) -> dict[str, float]:
 
 
 def _takes(pool: RayPool, role: str) -> dict[str, float]:
-    """Return what a part reserves: an env worker never takes an accelerator."""
+    """Return the reservation of a worker: an env worker never takes an accelerator."""
     device = _per_device(pool)
     if role != "env":
         return device
@@ -297,17 +297,17 @@ def _check_capacity(
                 f"{num[role]} {role}" + (f" of {each[role]}" if each.get(role, 1) > 1 else "")
                 for role in on_device
             )
-            what = "parts on it" if engine_devices == 1 else "devices' worth of parts on it"
+            what = "workers on it" if engine_devices == 1 else "devices' worth of workers on it"
             raise ConfigError(
-                f"pool {name!r} has {pool.count} device(s), and the run places {total} {what} "
+                f"pool {name!r} has {pool.count} device(s), but the run places {total} {what} "
                 f"({parts}): ask for fewer (runtime.num_engines, num_env_workers), give it "
-                "more devices, or let several parts share one (resources: {GPU: 0.5}, with the "
+                "more devices, or let several workers share one (resources: {GPU: 0.5}, with the "
                 "count doubled)"
             )
 
 
 def _fault(pool: RayPool, nodes: Sequence[Node]) -> str | None:
-    """Return what the cluster lacks of a pool; None when it is all there."""
+    """Return what the cluster lacks of a pool; None if nothing."""
     labelled = [n for n in nodes if _is_of(pool, n)]
     room = [_fits(pool, node) for node in labelled]
     wants = _amounts(pool.resources) + (
@@ -317,7 +317,7 @@ def _fault(pool: RayPool, nodes: Sequence[Node]) -> str | None:
         return f"pool {pool.name!r}: no node of the cluster has {wants}"
     if sum(room) < pool.count:
         return (
-            f"pool {pool.name!r}: {pool.count} devices are asked for, and the cluster has "
+            f"pool {pool.name!r}: {pool.count} devices are requested, but the cluster has "
             f"{sum(room)} ({wants} each): lower its count or add nodes"
         )
     return None

@@ -38,11 +38,11 @@ from rollart_ray.pools import Node, ResourceSlot
 from rollart_ray.worker import ActorSettings, RayWorker, Reservation
 
 LOOK_S = 1.0
-"""Between two looks at the cluster's head."""
+"""Interval of checks of the cluster's head."""
 NODE_LOST_S = 3.0
-"""When the raylet of a cluster that this run started is out of reach for this long, it is gone."""
+"""Time after which an unreachable raylet of a cluster that this run started is gone."""
 REMOVE_S = 10.0
-"""For a node to remove what a run has left in its memory."""
+"""Time limit for a node to remove a run's files in its memory."""
 
 
 class RayRuntime(WorkersRuntime):
@@ -68,7 +68,7 @@ class RayRuntime(WorkersRuntime):
 
     @property
     def num_env_workers(self) -> int:
-        """How many env workers to start."""
+        """The number of env workers to start."""
         return self._ray.num_env_workers
 
     # Before anything starts
@@ -78,7 +78,7 @@ class RayRuntime(WorkersRuntime):
         """Place the run on the pools that its config declares, without a cluster.
 
         Raises:
-            ConfigError: When the mapper cannot place it, or a pool has too few devices.
+            ConfigError: If the mapper cannot place it, or a pool has too few devices.
         """
         ray = run.config.runtime
         assert isinstance(ray, RayConfig)
@@ -91,7 +91,7 @@ class RayRuntime(WorkersRuntime):
         """Start or join the cluster, check its nodes, and return its pools.
 
         Raises:
-            ConfigError: When there is no such cluster, a pool is not there, or a node has other
+            ConfigError: If there is no such cluster, a pool is missing, or a node has other
                 versions than this process.
         """
         self._cluster.open()
@@ -115,7 +115,7 @@ class RayRuntime(WorkersRuntime):
         """Reserve a slot for every worker, and check the nodes that they are on.
 
         Raises:
-            ConfigError: When there is no room, or a node lacks what its workers need.
+            ConfigError: If there is no capacity, or a node lacks what its workers need.
         """
         assert self._checks is not None
         group = self.run.engine_devices
@@ -140,7 +140,7 @@ class RayRuntime(WorkersRuntime):
             self._location = await self._address_of_weights(trainer)
 
     def weights_location(self) -> str:
-        """Return where trainer and engines open the weight channel."""
+        """Return the location at which trainer and engines open the weight channel."""
         return self._location or super().weights_location()
 
     # Parts
@@ -176,7 +176,7 @@ class RayRuntime(WorkersRuntime):
         """Reserve a slot for one more worker.
 
         Raises:
-            UserError: When there is no room.
+            UserError: If there is no capacity.
         """
         pools = [p for p in self._pools if p.name == pool] or self._pools_of(role)
         for found in pools:
@@ -187,10 +187,10 @@ class RayRuntime(WorkersRuntime):
             except ConfigError:
                 continue
         where = " or ".join(p.name for p in pools)
-        raise UserError(f"no room for one more {role} on {where}; free: {self._cluster.free()}")
+        raise UserError(f"no capacity for one more {role} on {where}; free: {self._cluster.free()}")
 
     async def release_reservation(self, role: str, index: int) -> None:
-        """Give up the slot of a worker that has left for good."""
+        """Release the slot of a worker that has left permanently."""
         await super().release_reservation(role, index)
         reserved = self._reserved.pop((role, index), None)
         if reserved is not None and all(
@@ -199,7 +199,7 @@ class RayRuntime(WorkersRuntime):
             self._cluster.release(reserved.group)
 
     async def close(self) -> None:
-        """End every worker, give back what was reserved, and leave or end the cluster."""
+        """Stop every worker, release reservations, and leave or stop the cluster."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -212,9 +212,9 @@ class RayRuntime(WorkersRuntime):
     # Inside
 
     async def _remove_shared(self) -> None:
-        """Remove what trainer and engines shared in the memory of a machine that is not this one.
+        """Remove the shared files of trainer and engines in the memory of another machine.
 
-        A node that does not answer, or is gone, keeps it.
+        A node that does not respond keeps them.
         """
         node, self._sharing = self._sharing, None
         if node is None or self._cluster.is_own or self._cluster.lost:
@@ -224,7 +224,7 @@ class RayRuntime(WorkersRuntime):
             await self._cluster.ask(question, [node], REMOVE_S)
 
     def _may_be_elsewhere(self, trainer: Node, engines: Sequence[Node]) -> bool:
-        """Return whether an engine is, or can come to be, on another machine than the trainer."""
+        """Return whether an engine is, or may be later, on another machine than the trainer."""
         names = {reserved.slot.pool for (r, _), reserved in self._reserved.items() if r == "engine"}
         pools = [pool for pool in self._pools if pool.name in names]
         nodes = self._cluster.nodes()
@@ -232,7 +232,7 @@ class RayRuntime(WorkersRuntime):
         return any(node.address != trainer.address for node in (*engines, *able))
 
     def _together(self) -> list[tuple[tuple[str, ...], str]]:
-        """Return which roles are reserved at once, and how: spread out or close together."""
+        """Return the roles to reserve together, and the strategy: spread or packed."""
         addresses = {node.address for node in self._cluster.nodes()}
         if self.run.weights.spec.reach == "machine" and len(addresses) > 1:
             return [(("engine", "trainer"), "STRICT_PACK"), (("env",), "SPREAD")]
@@ -260,13 +260,13 @@ class RayRuntime(WorkersRuntime):
         nodes = self._cluster.nodes_of(group)
         found = [node for node in nodes if node is not None]
         if len(found) < len(nodes):
-            raise ConfigError("a node of the cluster was lost while room was made on it")
+            raise ConfigError("a node of the cluster was lost while slots were reserved on it")
         return found
 
     async def _reservation(self, role: str, index: int) -> Reservation:
-        """Return the slot a worker takes: its own, or for env workers any that is free.
+        """Return the slot of a worker: its own, or for env workers any free one.
 
-        An env worker whose node is gone sits down beside another one.
+        An env worker whose node is gone shares the slot of another one.
         """
         if (role, index) in self._reserved and role != "env":
             return self._reserved[role, index]
@@ -284,11 +284,11 @@ class RayRuntime(WorkersRuntime):
         return f"tcp://{secrets.token_hex(16)}@{trainer.address}:{found[trainer]}"
 
     async def _watch_over(self, nodes: Sequence[Node]) -> None:
-        """Look whether the cluster can still be used; when not for too long, the run is over.
+        """Check that the cluster is usable; if it is not for too long, end the run.
 
-        Without its head Ray would end this process after a minute, without a word to anybody. The
-        raylet of a cluster that this run started is looked at too: it is the only node, Ray does
-        not start it again, and without it no worker can be.
+        Without its head Ray would end this process after a minute, without a message. The raylet of
+        a cluster that this run started is checked too: it is the only node, Ray does not restart
+        it, and workers cannot run without it.
         """
         head = f"the head of the Ray cluster at {self._cluster.address}"
         looked_at = [(head, address_of(self._cluster.address), self._ray.head_lost_s)]
@@ -305,17 +305,17 @@ class RayRuntime(WorkersRuntime):
                 if await _reached(host, port):
                     missed_s[what] = 0.0
                     continue
-                # Time in which this process itself was held up says nothing about the other one.
+                # Time in which this process was blocked does not count against the other one.
                 missed_s[what] += min(loop.time() - began, 2 * LOOK_S)
                 if missed_s[what] >= limit_s:
                     gone = what
         self._lose_cluster(gone)
 
     def _lose_cluster(self, what: str) -> None:
-        """End the run: what the cluster needs is gone."""
+        """End the run, because a required process of the cluster is gone."""
         self._cluster.lost = True
         error = ClusterLost(
-            f"{what} is gone; what was done so far is kept: rollart run --resume {self.run_dir}"
+            f"{what} is gone; progress is kept; continue with: rollart run --resume {self.run_dir}"
         )
         if self.on_lost is not None:
             self.on_lost(error)
@@ -325,23 +325,23 @@ class RayRuntime(WorkersRuntime):
     def _no_capacity(self, slots: Sequence[ResourceSlot], strategy: str) -> str:
         workers = {slot.role: sum(s.role == slot.role for s in slots) for slot in slots}
         what = " and ".join(f"{n} {role}" for role, n in workers.items())
-        said = f"the cluster had no room for {what} within {self._ray.placement_s:g} s"
+        said = f"the cluster had no capacity for {what} within {self._ray.placement_s:g} s"
         if strategy == "STRICT_PACK":
             return (
                 f"{said} on one machine, which weights: {self.run.config.weights.id} needs: take "
                 "weights: collective, or disk with runs_dir on a file system that all nodes share"
             )
         return (
-            f"{said} (free: {self._cluster.free()}): ask for fewer, wait until others are done, "
+            f"{said} (free: {self._cluster.free()}): request fewer, wait until others are done, "
             "or raise runtime.placement_s"
         )
 
 
 async def _reached(host: str, port: int) -> bool:
-    """Say whether a process listens there.
+    """Return whether a process listens there.
 
-    In a thread: a timer of a loop that was held up can end an attempt that the kernel had already
-    completed.
+    It runs in a thread, because a timer of a blocked loop could cancel a connection that the kernel
+    has already completed.
     """
 
     def connect() -> bool:
@@ -355,6 +355,6 @@ async def _reached(host: str, port: int) -> bool:
 
 
 def _num_workers(config: RayConfig) -> dict[str, int]:
-    """Return how many workers of each role a run has, of engines those of the first class."""
+    """Return the number of workers by role; for engines, those of the first class."""
     num_ranks = config.num_trainer_ranks
     return {"engine": config.num_engines, "trainer": num_ranks, "env": config.num_env_workers}

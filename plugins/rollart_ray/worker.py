@@ -1,13 +1,13 @@
 """Both ends of a worker in an actor of a Ray cluster: :class:`RayWorker` here, and the actor there.
 
-    RayWorker --calls made at once, in one call of Ray's--> WorkerActor, with the worker in it
-              <--answers, likewise--                        on its node
+    RayWorker --concurrent calls, in one Ray call--> WorkerActor, which holds the worker
+              <--results, likewise------------------ on its node
 
-Takes: a slot on the cluster, and how the actor's process is set up. Gives: the shape of
-:class:`rollart_core.runtime.worker.Worker`; a call of Ray's costs more than most of ours, so calls
-and answers are pickled and travel together. Never: leaves the actor behind, or lets a caller wait
-for one that is gone. In the actor nothing imports ray (the driver makes an actor of the class) or
-gets an object of the driver; plugins are resolved there, from that node's entry points.
+Takes: a slot on the cluster, and the settings of the actor's process. Gives: the interface of
+:class:`rollart_core.runtime.worker.Worker`. A Ray call costs more than most of our calls, so calls
+and results are pickled and sent together. Never: leaves the actor behind, or lets a caller wait for
+an actor that is gone. Nothing in the actor imports ray (the driver makes an actor of the class) or
+receives an object of the driver; plugins are resolved there, from that node's entry points.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Reservation:
     index: int
     taken_by: RayWorker | None = field(default=None)
     num_beside: int = 0
-    """Parts that sat down here beside it, and reserve nothing."""
+    """Workers that share this slot without a reservation."""
 
     @property
     def is_free(self) -> bool:
-        """True when no worker has it that lives or is to live."""
+        """True if no running or starting worker has it."""
         return self.taken_by is None or self.taken_by.ended
 
 
@@ -53,10 +53,10 @@ class RayWorker:
     """One worker of a run in an actor.
 
     Args:
-        name: What errors and the log call it.
-        cluster: Where it is.
-        find_reservation: Returns the slot it takes.
-        settings: How its process is set up.
+        name: Its name in errors and the log.
+        cluster: The cluster.
+        find_reservation: Returns its slot.
+        settings: Settings of its process.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class RayWorker:
 
     @property
     def ended(self) -> bool:
-        """True when it is gone, or about to be."""
+        """True if it is gone, or about to be."""
         return self._gone is not None or self._closing
 
     async def start(
         self, factory: str | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Bring the actor up and build the worker in it.
+        """Start the actor and build the worker in it.
 
         Raises:
-            WorkerDied: When it does not come up.
+            WorkerDied: If it does not start.
         """
         reserved = await self._find_reservation()
         reserved.taken_by = self
@@ -117,10 +117,10 @@ class RayWorker:
             await self.call("__build__", factory, dict(kwargs or {}))
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the worker (or ``"module:function"``) and wait for its answer.
+        """Call a method of the worker (or ``"module:function"``) and wait for its result.
 
         Raises:
-            WorkerDied: When the actor is gone, before or meanwhile.
+            WorkerDied: If the actor is gone before or during the call.
             Exception: Whatever the method raised.
         """
         if not self.alive:
@@ -136,12 +136,12 @@ class RayWorker:
             self._calls.pop(call_id, None)
 
     def kill(self) -> None:
-        """End the actor now, as if it had died."""
+        """Kill the actor now, as if it had died."""
         if self._actor is not None:
             self._cluster.kill(self._actor)
 
     async def close(self, *, grace_s: float = 5.0) -> None:
-        """Let the actor close what it has open, and end it after ``grace_s`` at the latest."""
+        """Let the actor close its resources, and kill it after ``grace_s`` at the latest."""
         self._closing = True
         if self.alive:
             with contextlib.suppress(WorkerDied, TimeoutError):
@@ -160,7 +160,7 @@ class RayWorker:
         if self._gone is not None:
             return
         self._gone = why
-        self.kill()  # one that only cannot be reached must not go on
+        self.kill()  # an unreachable actor must not continue
         for task in (*self._direct, *self._sending):
             task.cancel()
         for call in self._calls.values():
@@ -170,10 +170,10 @@ class RayWorker:
             self.on_death(self)
 
     async def _answer(self, ref: Any) -> Any:
-        """Wait for an answer, as long as the actor lives.
+        """Wait for a result while the actor is alive.
 
         Raises:
-            WorkerDied: When it is gone.
+            WorkerDied: If it is gone.
         """
         call = asyncio.ensure_future(self._cluster.answer(ref))
         self._direct.add(call)
@@ -191,7 +191,7 @@ class RayWorker:
         return call.result()
 
     def _send(self, call_id: int, frame: bytes) -> None:
-        """Send a call together with all that are made in the same turn of the loop."""
+        """Send a call together with all others of the same iteration of the loop."""
         if not self._outbox:
             task = asyncio.create_task(self._flush())
             self._sending.add(task)
@@ -200,14 +200,14 @@ class RayWorker:
 
     async def _flush(self) -> None:
         frames, self._outbox = self._outbox, []
-        with contextlib.suppress(WorkerDied):  # each of the calls hears of it
+        with contextlib.suppress(WorkerDied):  # each of the calls gets the error
             await self._ask(self._actor.take, frames)
 
     async def _ask(self, method: Any, *args: Any) -> Any:
         """Call the actor itself.
 
         Raises:
-            WorkerDied: When it is gone, or Ray is from this process.
+            WorkerDied: If it is gone, or this process has no Ray connection.
         """
         try:
             ref = method.remote(*args)
@@ -217,7 +217,7 @@ class RayWorker:
         return await self._answer(ref)
 
     async def _watch(self) -> None:
-        """Hand out answers until the actor is gone."""
+        """Deliver results until the actor is gone."""
         with contextlib.suppress(WorkerDied):
             while True:
                 for call_id, frame in await self._ask(self._actor.answers):
@@ -232,7 +232,7 @@ class RayWorker:
 
 
 def _settle(future: asyncio.Future[Any], frame: bytes) -> None:
-    """Give a caller its answer; one that cannot be read is an error of that call alone."""
+    """Deliver a result; an unreadable one is an error of that call only."""
     try:
         answer: Answer = pickle.loads(frame)
     except Exception as e:
@@ -246,13 +246,13 @@ def _settle(future: asyncio.Future[Any], frame: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ActorSettings:
-    """How an actor's process is set up before it builds its worker."""
+    """Settings of an actor's process, applied before it builds its worker."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     log_path: str | None = None
-    """Where stdout and stderr go, if that folder is to be reached from its node."""
+    """The file for stdout and stderr, if its node can reach that folder."""
     sys_path: Sequence[str] = ()
-    """The driver's import path; what of it is here is searched last."""
+    """The driver's import path; its existing folders are searched last."""
 
 
 class WorkerActor:
@@ -274,16 +274,16 @@ class WorkerActor:
         return os.getpid()
 
     async def take(self, frames: Sequence[tuple[int, bytes]]) -> None:
-        """Begin calls, each with its id; :meth:`answers` gives what comes of them."""
+        """Start calls, each with its id; :meth:`answers` returns the results."""
         for call_id, frame in frames:
             task = asyncio.create_task(self._run(call_id, frame))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
     async def answers(self) -> list[tuple[int, bytes]]:
-        """Return what is answered since last asked, each with its call's id, once there is any.
+        """Wait for results, and return the new ones, each with its call's id.
 
-        Who waits for this hears of the end of the actor, too.
+        A waiting caller also gets an error if the actor ends.
         """
         await self._answered.wait()
         self._answered.clear()
@@ -291,11 +291,11 @@ class WorkerActor:
         return found
 
     async def leave(self) -> None:
-        """Close what this process has open; it can be killed then."""
+        """Close this process's resources; it can be killed afterwards."""
         await asyncio.get_running_loop().run_in_executor(None, leave)
 
     async def _run(self, call_id: int, frame: bytes) -> None:
-        """Run a call; what it raises is its answer."""
+        """Run a call; an exception is its result."""
         try:
             call: Call = pickle.loads(frame)
             answer = Answer(call_id, await self._host.run(call.name, call.args, call.kwargs))
@@ -313,7 +313,7 @@ class WorkerActor:
 
 
 def _log_to(path: Path) -> None:
-    """Send stdout and stderr to a file; without its folder they stay where Ray sends them."""
+    """Redirect stdout and stderr to a file; without its folder, Ray's files are used."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         sys.stdout.flush()

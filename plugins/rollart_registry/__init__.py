@@ -5,7 +5,7 @@
     user: install <- pip, hashes <- plan shown <- wheel verified <- TUF client <--+
 
 Takes: wheels, keys, a folder or URL. Gives: signed metadata, verified wheels, installed packages
-and a lock. Never: does cryptography or verifies metadata for a client by itself (python-tuf does),
-lets a private key leave its file, or imports a package before somebody has agreed to install it.
-``docs/registry.md`` has the roles and the threat model.
+and a lock. Never: implements cryptography or metadata verification (python-tuf does both), copies a
+private key out of its file, or imports a package before the user has agreed to install it.
+``docs/guides/registry.md`` has the roles and the threat model.
 """

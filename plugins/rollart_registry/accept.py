@@ -1,8 +1,8 @@
-"""The operator accepts submissions: each is checked, and only then copied and signed for.
+"""Accept submissions: each one is checked first, then copied and signed by the operator.
 
-Takes: an operator, folders that owners handed in. Gives: what was accepted, and what was refused
-and why. Never: changes what clients see for a submission that is refused, or believes a record
-that its wheel does not bear out.
+Takes: an operator, folders that owners submitted. Gives: what was accepted, and what was refused
+and why. Never: changes what clients see for a refused submission, or accepts a record that does not
+match its wheel.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rollart_registry.wheel import Wheel, read_wheel
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What became of one submission."""
+    """The outcome of one submission."""
 
     owner: str
     added: tuple[Release, ...] = ()
     changed: tuple[Release, ...] = ()
-    """Yanked, or no longer."""
+    """Versions that were yanked or unyanked."""
     refused: str | None = None
-    """Why nothing of it was accepted; None: all of it was."""
+    """Why the submission was refused; None if it was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,18 @@ class _Checked:
 def accept(
     operator: Operator, folder: Path | None = None, recheck: Check | None = None
 ) -> list[Accepted]:
-    """Accept every submission that holds up, in one new state of the registry.
+    """Accept every valid submission, in one new state of the registry.
 
     Args:
-        operator: Signs.
-        folder: Of submissions; None: the registry's own.
-        recheck: Run this conformance suite on every new wheel, instead of believing the owner.
+        operator: Signs the new state.
+        folder: The folder of submissions; None means the registry's own.
+        recheck: Runs the conformance suite on every new wheel; None trusts the owner's report.
 
     Returns:
-        One outcome for each submission; refused ones stay where they are.
+        One outcome per submission; refused submissions stay in the folder.
 
     Raises:
-        RegistryError: When there is no such registry or folder.
+        RegistryError: If the registry or the folder does not exist.
     """
     tree = operator.tree
     if folder is not None:
@@ -72,7 +72,7 @@ def accept(
             try:
                 one = _check(submission, state, recheck)
                 _copy_wheels(operator, one)
-            except Exception as e:  # whatever one owner hands in stops no other
+            except Exception as e:  # one bad submission must not block others
                 outcomes.append(Accepted(submission.owner, refused=_reason(submission, e)))
                 continue
             outcomes.append(one.outcome)
@@ -86,17 +86,17 @@ def accept(
 
 def _check_folder(folder: Path, registry: Path) -> None:
     if not folder.is_dir():
-        raise RegistryError(f"{folder} is no folder: --submissions names one that owners filled")
+        raise RegistryError(f"{folder} is not a folder: give --submissions a folder of submissions")
     if folder.resolve() == registry.resolve():
-        raise RegistryError(f"{folder} is the registry itself; its own submissions need no option")
+        raise RegistryError(f"{folder} is the registry itself: leave --submissions out")
 
 
 def _reason(submission: Submission, error: Exception) -> str:
-    """Return why a submission is refused, and what makes room for the next one."""
+    """Return why a submission is refused, and how to submit again."""
     what = str(error) if isinstance(error, RollartError) else f"{type(error).__name__}: {error}"
     return (
-        f"{'; '.join(what.splitlines())}; it waits in {submission.metadata_file}: "
-        "what is handed in next goes on from it, so remove that file to start afresh"
+        f"{'; '.join(what.splitlines())}; it stays in {submission.metadata_file}: "
+        "the next submission builds on it, so remove that file to start over"
     )
 
 
@@ -128,7 +128,7 @@ def _check(submission: Submission, state: SignedState, recheck: Check | None) ->
 
 def _check_signature(owner: str, metadata: Metadata[Any], state: SignedState) -> None:
     if not isinstance(metadata.signed, Targets):
-        raise RegistryError(f"{owner!r} handed in {metadata.signed.type} metadata, not targets")
+        raise RegistryError(f"{owner!r} submitted {metadata.signed.type} metadata, not targets")
     try:
         state.targets.signed.verify_delegate(owner, metadata.signed_bytes, metadata.signatures)
     except RepositoryError as e:
@@ -136,17 +136,17 @@ def _check_signature(owner: str, metadata: Metadata[Any], state: SignedState) ->
 
 
 def _check_successor(owner: str, new: Targets, old: Targets | None) -> None:
-    """Check that new metadata goes on from the old: a later version, nothing lost or replaced."""
+    """Check that new metadata extends the old: a later version, nothing removed or replaced."""
     if new.delegations is not None:
-        raise RegistryError(f"{owner!r} delegated further, which this registry does not do")
+        raise RegistryError(f"{owner!r} delegates to other roles: not allowed here")
     if new.is_expired():
-        raise RegistryError(f"what {owner!r} signed has expired; sign it anew")
+        raise RegistryError(f"the signature of {owner!r} has expired; sign again")
     if old is None:
         return
     if new.version <= old.version:
         raise RegistryError(
-            f"version {new.version} of {owner!r} is not after version {old.version}, which the "
-            "registry has: publish again on top of it"
+            f"version {new.version} of {owner!r} is not newer than version {old.version} in the "
+            "registry: publish again on top of it"
         )
     for path, target in old.targets.items():
         kept = new.targets.get(path)
@@ -158,7 +158,7 @@ def _check_successor(owner: str, new: Targets, old: Targets | None) -> None:
 def _check_rightful(release: Release, state: SignedState) -> None:
     rightful = owner_of_distribution(release.distribution, state.delegated)
     if rightful != release.owner:
-        raise RegistryError(f"{release.distribution!r} is a name of {rightful!r}")
+        raise RegistryError(f"{release.distribution!r} belongs to {rightful!r}")
 
 
 def _check_only_yank(new: Release, old: Release) -> Release:
@@ -177,8 +177,8 @@ def _check_versions(signed: Targets, owner: str) -> None:
 
 def _check_wheel(file: Path, release: Release, recheck: Check | None) -> None:
     if not file.is_file():
-        raise RegistryError(f"{release}: {file.name} is missing: half handed in")
-    # Read under its own name, which says what it is.
+        raise RegistryError(f"{release}: {file.name} is missing: the submission is incomplete")
+    # Read it under its own name: the file name holds distribution and version.
     with TemporaryDirectory() as folder:
         named = Path(folder) / release.wheel
         named.symlink_to(file.resolve())
@@ -190,7 +190,7 @@ def _check_wheel(file: Path, release: Release, recheck: Check | None) -> None:
         if not release.check.passed:
             raise RegistryError(f"{release} did not pass `rollart check`")
         if recheck is not None and not recheck(str(wheel.path))["passed"]:
-            raise RegistryError(f"{release} fails `rollart check` here; its owner says it passes")
+            raise RegistryError(f"{release} fails `rollart check` here, but not for its owner")
 
 
 def _check_hash(wheel: Wheel, target: TargetFile) -> None:
@@ -202,7 +202,7 @@ def _copy_wheels(operator: Operator, checked: _Checked) -> None:
     for file, release in checked.wheels:
         to = operator.tree.target_file(release.owner, release.sha256, release.wheel)
         write_whole(to, file.read_bytes())
-        # What was copied is what was checked, whatever happened to the file in between.
+        # Ensure that the copied file is the checked file, even if the source changed in between.
         with to.open("rb") as copied:
             try:
                 release.as_target().verify_length_and_hashes(copied)

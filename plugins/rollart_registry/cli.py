@@ -4,10 +4,10 @@
     to own       keygen, publish, yank, renew
     to use one   search, info, install, sync, verify
 
-Takes: a registry's folder or one that is trusted, keys, packages, ids, a lock. Gives: a tree that
-any web server can serve; signed submissions, of which people see what ``accept`` accepts; packages
-that were verified, shown and agreed to. Never: imports TUF or cryptography before a command runs,
-prints a private key, or installs anything before the question was answered.
+Takes: a registry's folder or a trusted registry, keys, packages, ids, a lock. Gives: a tree that
+any web server can serve; signed submissions, which become public with ``accept``; installed
+packages that were verified, shown and confirmed. Never: imports TUF or cryptography before a
+command runs, prints a private key, or installs anything before the user has confirmed it.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ if TYPE_CHECKING:
 
 @app.command(epilog="Example: rollart registry init ./our-registry --timestamp-days 7")
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="REGISTRY", help="The folder to make.")],
+    folder: Annotated[Path, typer.Argument(metavar="REGISTRY", help="The folder to create.")],
     keys: KeysOption = None,
-    root_keys: Annotated[int, typer.Option(min=1, help="How many keys root has.")] = 1,
-    root_threshold: Annotated[int, typer.Option(min=1, help="How many must sign root.")] = 1,
-    root_days: Annotated[float, days_option("How long a signed root holds.")] = 365,
-    targets_days: Annotated[float, days_option("How long signed owners hold.")] = 365,
-    snapshot_days: Annotated[float, days_option("How long a snapshot holds.")] = 30,
-    timestamp_days: Annotated[float, days_option("How long a timestamp holds.")] = 7,
+    root_keys: Annotated[int, typer.Option(min=1, help="Number of root keys.")] = 1,
+    root_threshold: Annotated[int, typer.Option(min=1, help="Keys that must sign root.")] = 1,
+    root_days: Annotated[float, days_option("Days until a signed root expires.")] = 365,
+    targets_days: Annotated[float, days_option("Days until signed owners expire.")] = 365,
+    snapshot_days: Annotated[float, days_option("Days until a snapshot expires.")] = 30,
+    timestamp_days: Annotated[float, days_option("Days until a timestamp expires.")] = 7,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a registry: its keys, and an empty signed tree that any web server can serve."""
+    """Create a registry: its keys, and an empty signed tree that any web server can serve."""
     from rollart_registry.operator import Validity
     from rollart_registry.operator import init as made
     from rollart_registry.trust import fingerprint
@@ -94,11 +94,11 @@ def init(
 def add_owner(
     folder: FolderOption,
     name: Annotated[str, typer.Argument(help="The owner, and the namespace of its ids.")],
-    key: Annotated[list[Path], typer.Option(help="A public key of the owner; may be repeated.")],
+    key: Annotated[list[Path], typer.Option(help="A public key of the owner; repeatable.")],
     keys: KeysOption = None,
-    update: Annotated[bool, typer.Option(help="Give an owner that exists these keys.")] = False,
+    update: Annotated[bool, typer.Option(help="Replace the keys of an existing owner.")] = False,
 ) -> None:
-    """Let the holder of a key publish under a namespace."""
+    """Allow the holder of a key to publish under a namespace."""
     from rollart_registry.keys import load_public
 
     public = [load_public(path) for path in key]
@@ -111,14 +111,14 @@ def accept(
     folder: FolderOption,
     keys: KeysOption = None,
     submissions: Annotated[
-        Path | None, typer.Option(help="A folder of submissions, if not the registry's own.")
+        Path | None, typer.Option(help="A folder of submissions. Default: the registry's own.")
     ] = None,
     recheck: Annotated[
         bool, typer.Option(help="Run `rollart check` here too; it runs the packages' code.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify what owners handed in, and make it public."""
+    """Verify submissions of owners, and make them public."""
     from rollart_registry.accept import accept as accepted
 
     outcomes = accepted(_operator(folder, keys), submissions, run_check if recheck else None)
@@ -141,7 +141,7 @@ def accept(
             else:
                 typer.echo(visible(f"Refused from {outcome.owner}: {outcome.refused}"), err=True)
         if not outcomes:
-            typer.echo("Nothing was handed in.")
+            typer.echo("There are no submissions.")
     if any(outcome.refused is not None for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -151,20 +151,20 @@ def refresh(
     folder: FolderOption,
     keys: KeysOption = None,
     role: Annotated[
-        str, typer.Option(help="Up to which role: timestamp, snapshot, targets or root.")
+        str, typer.Option(help="Sign up to this role: timestamp, snapshot, targets or root.")
     ] = "snapshot",
     timestamp_days: Annotated[
         float | None,
-        days_option("How long timestamps hold from now on."),
+        days_option("Days until new timestamps expire."),
     ] = None,
     snapshot_days: Annotated[
         float | None,
-        days_option("How long snapshots hold from now on."),
+        days_option("Days until new snapshots expire."),
     ] = None,
 ) -> None:
-    """Sign anew before signatures expire; for cron."""
+    """Sign again before signatures expire; run it from cron."""
     if role not in {"timestamp", "snapshot", "targets", "root"}:
-        raise RegistryError(f"{role!r} is no role: timestamp, snapshot, targets or root")
+        raise RegistryError(f"{role!r} is not a role: give timestamp, snapshot, targets or root")
     operator = _operator(folder, keys)
     given = {"timestamp": timestamp_days, "snapshot": snapshot_days}
     operator.set_validity({name: days for name, days in given.items() if days is not None})
@@ -173,14 +173,14 @@ def refresh(
     if role in {"targets", "root"}:
         operator.refresh_targets()
     until = operator.refresh(snapshot=role != "timestamp")
-    typer.echo(f"The timestamp holds until {until:%Y-%m-%d %H:%M} UTC.")
+    typer.echo(f"The timestamp is valid until {until:%Y-%m-%d %H:%M} UTC.")
 
 
 @app.command(epilog=f"Example: rollart registry build-site --registry {URL} --out ./site")
 def build_site(
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     registry: RegistryOption = None,
-    title: Annotated[str, typer.Option(help="Of the pages.")] = "RollArt registry",
+    title: Annotated[str, typer.Option(help="Title of the pages.")] = "RollArt registry",
     root: RootOption = None,
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
@@ -208,11 +208,11 @@ def keygen(
         Path, typer.Argument(help="The private key's file; PATH.pub is the public one.")
     ],
 ) -> None:
-    """Make an owner's key pair."""
+    """Create an owner's key pair."""
     from rollart_registry.keys import make_key, public_file
 
     public = make_key(path, new_passphrase())
-    typer.echo(f"Made {path} (keep it to yourself) and {public_file(path)} (for the operator).")
+    typer.echo(f"Made {path} (keep it private) and {public_file(path)} (for the operator).")
     typer.echo(f"Key id: {public.keyid}")
 
 
@@ -225,13 +225,13 @@ def publish(
     registry: RegistryOption = None,
     owner: OwnerNameOption = None,
     to: ToOption = None,
-    days: Annotated[float, days_option("How long the owner's signature holds.")] = 365,
+    days: Annotated[float, days_option("Days until the owner's signature expires.")] = 365,
     root: RootOption = None,
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a package and hand it in, signed; the operator then accepts it."""
+    """Check, sign and submit a package; the operator then accepts it."""
     from rollart_registry import submission
     from rollart_registry.client import opened
     from rollart_registry.wheel import read_wheel, wheel_of
@@ -256,17 +256,17 @@ def publish(
     f"--registry {URL} --key acme.key"
 )
 def yank(
-    plugin_id: Annotated[str, typer.Argument(metavar="ID@VERSION", help="Which version.")],
+    plugin_id: Annotated[str, typer.Argument(metavar="ID@VERSION", help="The version to yank.")],
     key: KeyOption,
-    reason: Annotated[str, typer.Option(help="What people are told.")] = "",
-    undo: Annotated[bool, typer.Option(help="Take a yank back.")] = False,
+    reason: Annotated[str, typer.Option(help="The reason that users see.")] = "",
+    undo: Annotated[bool, typer.Option(help="Undo a yank.")] = False,
     registry: RegistryOption = None,
     to: ToOption = None,
     root: RootOption = None,
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Hand in that nobody should install a version any more; who pinned it still can."""
+    """Submit a yank: a version is no longer installed unless it is pinned."""
     from rollart_registry import submission
     from rollart_registry.client import opened
     from rollart_registry.names import parse_wanted
@@ -275,7 +275,7 @@ def yank(
     if wanted.version is None:
         raise RegistryError(f"name the version to yank: {plugin_id}@1.0.0")
     if not reason and not undo:
-        raise RegistryError("say why: --reason TEXT")
+        raise RegistryError("a yank needs a reason: --reason TEXT")
     with opened(trusted_registry(registry, root, fingerprint, yes)) as client:
         publisher = _owner(client, signer_at(key), wanted.owner, to)
         changed = submission.yank(client, publisher, wanted, None if undo else reason)
@@ -288,12 +288,12 @@ def renew(
     registry: RegistryOption = None,
     owner: OwnerNameOption = None,
     to: ToOption = None,
-    days: Annotated[float, days_option("How long the new signature holds.")] = 365,
+    days: Annotated[float, days_option("Days until the new signature expires.")] = 365,
     root: RootOption = None,
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Sign an owner's releases anew, before the owner's signature expires."""
+    """Sign an owner's releases again, before the owner's signature expires."""
     from rollart_registry import submission
     from rollart_registry.client import opened
 
@@ -314,7 +314,7 @@ def _owner(
     folder = local_folder(client.base)
     if to is None and folder is None:
         raise RegistryError(
-            f"{client.base} is read only: give --to FOLDER, and send that to its operator"
+            f"{client.base} is read-only: give --to FOLDER, and send that folder to its operator"
         )
     submissions = to or RegistryTree(folder or Path()).submissions
     return Owner(owner_of_key(client, signer, name), signer, submissions)
@@ -322,7 +322,7 @@ def _owner(
 
 @app.command(epilog=f"Example: rollart registry search maze --registry {URL}")
 def search(
-    words: Annotated[list[str] | None, typer.Argument(help="All must occur.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(help="Words that must all occur.")] = None,
     registry: RegistryOption = None,
     root: RootOption = None,
     fingerprint: FingerprintOption = None,
@@ -345,19 +345,19 @@ def search(
     if rows:
         print_table("", ("id", "version", "what", "licence"), rows)
     else:
-        typer.echo("Nothing fits." if words else "The registry is empty.")
+        typer.echo("Nothing matches." if words else "The registry is empty.")
 
 
 @app.command(epilog=f"Example: rollart registry info acme/Maze-v1 --registry {URL}")
 def info(
-    plugin_id: Annotated[str, typer.Argument(metavar="ID[@VERSION]", help="What to show.")],
+    plugin_id: Annotated[str, typer.Argument(metavar="ID[@VERSION]", help="The package to show.")],
     registry: RegistryOption = None,
     root: RootOption = None,
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one package: what it provides, needs and runs, its check and its versions."""
+    """Show a package: ids, requirements, entry points, check result and versions."""
     from rollart_registry.client import opened
     from rollart_registry.names import parse_wanted
 
@@ -374,15 +374,15 @@ def info(
 
 @app.command(epilog=f"Example: rollart registry install acme/Maze-v1@1.0.0 --registry {URL}")
 def install(
-    plugin_id: Annotated[str, typer.Argument(metavar="ID[@VERSION]", help="What to install.")],
+    plugin_id: Annotated[str, typer.Argument(metavar="ID[@VERSION]", help="Package to install.")],
     registry: RegistryOption = None,
     python: PythonOption = None,
     lock: LockOption = Path("rollart.lock"),
     lock_all: Annotated[
         bool,
-        typer.Option(help="Lock what is installed already too, for an empty environment."),
+        typer.Option(help="Also lock installed packages, to fill an empty environment."),
     ] = False,
-    allow_yanked: Annotated[bool, typer.Option(help="Take a yanked version too.")] = False,
+    allow_yanked: Annotated[bool, typer.Option(help="Allow a yanked version.")] = False,
     root: RootOption = None,
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
@@ -396,7 +396,7 @@ def install(
 
     wanted = parse_wanted(plugin_id)
     if as_json and not yes:
-        raise RegistryError("--json shows no plan to agree to: give --yes too, or leave --json out")
+        raise RegistryError("--json cannot ask for confirmation: add --yes, or leave --json out")
     trusted = trusted_registry(registry, root, fingerprint, yes)
     interpreter = _interpreter(python)
     with opened(trusted) as client:
@@ -404,7 +404,7 @@ def install(
         if not as_json:
             _show_plan(plan, interpreter.python)
         if not yes:
-            confirm("Install?", "nothing was installed; --yes agrees to what is shown")
+            confirm("Install?", "nothing was installed; --yes skips this question")
         written = installing.install(plan, trusted, interpreter, lock)
     if as_json:
         print_json(plan.as_dict() | {"lock": str(lock)})
@@ -418,7 +418,7 @@ def sync(
     lock: LockOption = Path("rollart.lock"),
     python: PythonOption = None,
     allow_drift: Annotated[
-        bool, typer.Option(help="Take other versions of what the lock found present.")
+        bool, typer.Option(help="Allow other versions of packages that were present at lock time.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -430,14 +430,14 @@ def sync(
     if as_json:
         print_json({"installed": list(done)})
     else:
-        typer.echo(f"Installed {', '.join(done)}." if done else "All of it is installed already.")
+        typer.echo(f"Installed {', '.join(done)}." if done else "Everything is installed already.")
 
 
 @app.command(epilog="Example: rollart registry verify --lock rollart.lock")
 def verify(
     registry: Annotated[
         str | None,
-        typer.Argument(metavar="[REGISTRY]", help="A registry, and not what is installed."),
+        typer.Argument(metavar="[REGISTRY]", help="A registry to verify, not the installation."),
     ] = None,
     lock: LockOption = Path("rollart.lock"),
     python: PythonOption = None,

@@ -1,7 +1,7 @@
-"""What a user sees of a registry: only what ``tuf.ngclient`` has verified.
+"""Read a registry through ``tuf.ngclient``: only verified data is visible.
 
-Takes: a registry somebody trusts. Gives: owners, releases, wheels. Never: verifies by itself,
-shows what the client has not verified, or lists an id outside of its owner's namespace.
+Takes: a trusted registry. Gives: owners, releases, wheels. Never: implements verification, shows
+data that the client has not verified, or lists an id outside its owner's namespace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rollart_registry.wheel import Wheel, read_wheel
 
 
 class RegistryClient:
-    """One consistent, verified view of a registry; made by :func:`opened`."""
+    """One consistent, verified view of a registry; created by :func:`opened`."""
 
     def __init__(self, trusted: Trusted, updater: Updater) -> None:
         self.trusted = trusted
@@ -35,7 +35,7 @@ class RegistryClient:
         self._metadata = trusted.folder / "metadata"
         self._releases: dict[str, tuple[Release, ...]] = {}
         self.refused: dict[str, str] = {}
-        """Owners whose metadata is expired, damaged or dishonest -> why."""
+        """Owner -> reason, for owners whose metadata is expired, damaged or invalid."""
 
     @property
     def base(self) -> str:
@@ -47,20 +47,20 @@ class RegistryClient:
         return Metadata[Targets].from_file(str(self._metadata / "targets.json")).signed
 
     def owners(self) -> tuple[str, ...]:
-        """Return who may publish here."""
+        """Return the owners that may publish here."""
         return tuple(sorted(delegated_roles(self.targets())))
 
     def owner_targets(self, owner: str) -> Metadata[Targets] | None:
-        """Return what an owner signed; None: nothing yet.
+        """Return the metadata that an owner signed; None if there is none yet.
 
         Raises:
-            RegistryError: When TUF's client refuses it.
+            RegistryError: If TUF's client refuses it.
         """
         snapshot = Metadata[Snapshot].from_file(str(self._metadata / "snapshot.json")).signed
         if f"{owner}.json" not in snapshot.meta:
             return None
         with explained(f"{self.base}: {owner}"):
-            # Looking any path of the owner's up makes the client fetch, verify and keep the role.
+            # Looking up any path of the owner makes the client fetch, verify and keep the role.
             self._updater.get_targetinfo(f"{owner}/-")
             return Metadata.from_file(str(self._metadata / f"{owner}.json"))
 
@@ -68,8 +68,8 @@ class RegistryClient:
         """Return an owner's releases, oldest version first.
 
         Raises:
-            RegistryError: When TUF's client refuses what the owner signed, or the owner signed what
-                is not the owner's to sign.
+            RegistryError: If TUF's client refuses the owner's metadata, or the owner signed a name
+                that belongs to another owner.
         """
         if owner not in self._releases:
             signed = self.owner_targets(owner)
@@ -80,7 +80,7 @@ class RegistryClient:
         return self._releases[owner]
 
     def releases(self) -> tuple[Release, ...]:
-        """Return the releases of all owners but those in :attr:`refused`."""
+        """Return the releases of all owners except those in :attr:`refused`."""
         found: list[Release] = []
         for owner in self.owners():
             try:
@@ -90,9 +90,9 @@ class RegistryClient:
         return tuple(found)
 
     def owner_of(self, distribution: str) -> str | None:
-        """Return whose a distribution is in this registry, which must then not come from an index.
+        """Return the owner of a distribution here; such a one must not come from an index.
 
-        The names of an owner whose metadata is refused are the owner's all the same.
+        Names also belong to owners whose metadata is refused.
         """
         owner = owner_of_distribution(distribution, self.owners())
         if owner is None:
@@ -105,18 +105,18 @@ class RegistryClient:
             rightful = owner_of_distribution(release.distribution, self.owners())
             if rightful != owner:
                 raise RegistryError(
-                    f"{self.base}: {owner!r} published {release.distribution!r}, a name of "
-                    f"{rightful!r}; tell the operator"
+                    f"{self.base}: {owner!r} published {release.distribution!r}, which belongs to "
+                    f"{rightful!r}; report this to the operator"
                 )
 
     def find(self, wanted: Wanted, *, allow_yanked: bool = False) -> Release:
-        """Return the release that ``ID[@VERSION]`` means: the newest, unless a version is named.
+        """Return the release of ``ID[@VERSION]``: the newest, unless a version is given.
 
-        A yanked release is found only when it is named or ``allow_yanked``; a pre-release when it
-        is named, or when there is nothing else.
+        A yanked release is found only if its version is given or ``allow_yanked`` is set. A
+        pre-release is found only if its version is given or there is no other release.
 
         Raises:
-            RegistryError: When there is none.
+            RegistryError: If there is none.
         """
         if wanted.owner not in self.owners():
             near = did_you_mean(wanted.owner, self.owners())
@@ -134,10 +134,10 @@ class RegistryClient:
         return _newest(having, str(wanted.id), allow_yanked=allow_yanked)
 
     def find_distribution(self, name: str, specifier: SpecifierSet) -> Release:
-        """Return the newest release of a distribution that fits a requirement.
+        """Return the newest release of a distribution that satisfies a requirement.
 
         Raises:
-            RegistryError: When there is none.
+            RegistryError: If there is none.
         """
         having = [r for r in self.releases() if r.distribution == name]
         fitting = [r for r in having if specifier.contains(r.order, prereleases=True)]
@@ -147,7 +147,7 @@ class RegistryClient:
         """Return a release's wheel, downloaded and verified, and compared with its record.
 
         Raises:
-            RegistryError: When TUF's client refuses it, or the record is not true of it.
+            RegistryError: If TUF's client refuses it, or the record does not match it.
         """
         wheel = read_wheel(self.download(release.target, release.sha256))
         differs = release.disagreement(wheel)
@@ -156,22 +156,22 @@ class RegistryClient:
         return wheel
 
     def download(self, target: str, sha256: str) -> Path:
-        """Return a verified file, from what was fetched before or from the registry.
+        """Return a verified file, from the local cache or from the registry.
 
         Args:
             target: Its path in the registry.
-            sha256: What its hash must be, besides what the metadata say.
+            sha256: The expected hash, in addition to the one in the metadata.
         """
         with explained(f"{self.base}: {target}"):
             info = self._updater.get_targetinfo(target)
             if info is None:
-                raise RegistryError(f"{self.base} has no {target}, or not from its owner")
+                raise RegistryError(f"{self.base} has no {target}, or it is not from its owner")
             if info.hashes.get("sha256") != sha256:
                 raise RegistryError(
                     f"{target}: {self.base} signed the hash {info.hashes.get('sha256')}, "
-                    f"and {sha256} is wanted"
+                    f"but {sha256} is expected"
                 )
-            # A folder of its own for each, so that the wheel keeps its file name.
+            # One folder per file, so that the wheel keeps its file name.
             path = self.trusted.folder / "wheels" / sha256 / Path(target).name
             kept = self._updater.find_cached_target(info, str(path))
             return Path(kept or self._updater.download_target(info, str(path)))
@@ -179,10 +179,10 @@ class RegistryClient:
 
 @contextmanager
 def opened(trusted: Trusted) -> Iterator[RegistryClient]:
-    """Refresh a registry's metadata and hold its state, which one process uses at a time.
+    """Refresh a registry's metadata and lock its state for this process.
 
     Raises:
-        RegistryError: When the registry is down, or TUF's client refuses what it serves.
+        RegistryError: If the registry is unreachable, or TUF's client refuses its metadata.
     """
     with locked(trusted.folder):
         metadata = trusted.folder / "metadata"
@@ -203,7 +203,7 @@ def _newest(releases: list[Release], name: str, *, allow_yanked: bool) -> Releas
     usable = [r for r in releases if allow_yanked or r.yanked is None]
     if not usable:
         yanked = [f"{r.version} ({r.yanked})" for r in releases if r.yanked is not None]
-        reason = f": yanked are {', '.join(yanked)}; name a version to have it" if yanked else ""
+        reason = f": yanked are {', '.join(yanked)}; give a version to use one" if yanked else ""
         raise RegistryError(f"no version of {name} can be installed{reason}")
     final = [r for r in usable if not r.order.is_prerelease]
     return max(final or usable, key=lambda r: r.order)

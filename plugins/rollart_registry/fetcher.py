@@ -1,7 +1,7 @@
 """Where a registry's files come from: a folder, or an HTTP server.
 
-Takes: a location as a person writes it. Gives: the base URL, and the fetcher for TUF's client.
-Never: looks at what it fetches.
+Takes: a location as the user writes it. Gives: the base URL, and the fetcher for TUF's client.
+Never: inspects the fetched files.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def base_url(location: str) -> str:
         location: A folder, a ``file:`` URL, or an ``http(s)`` URL.
 
     Raises:
-        RegistryError: When it is none of them.
+        RegistryError: If it is none of these.
     """
     try:
         return _base_url(location)
-    except (ValueError, RuntimeError) as e:  # brackets that do not match; ~ of nobody
+    except (ValueError, RuntimeError) as e:  # unmatched brackets; ~ of an unknown user
         raise RegistryError(
-            f"{location!r} is no registry ({e}): give a folder or an http(s) URL"
+            f"{location!r} is not a registry ({e}): give a folder or an http(s) URL"
         ) from e
 
 
@@ -42,12 +42,12 @@ def _base_url(location: str) -> str:
     parts = urlsplit(location)
     if parts.scheme in {"http", "https"} and parts.hostname:
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise RegistryError(f"{parts.hostname}: a registry's URL is a plain address")
+            raise RegistryError(f"{parts.hostname}: give a URL without user, query or fragment")
         return location.rstrip("/")
     if parts.scheme == "file":
         return Path(unquote(parts.path)).resolve().as_uri()
     if "://" in location:
-        raise RegistryError(f"{location!r} is no registry: give a folder or an http(s) URL")
+        raise RegistryError(f"{location!r} is not a registry: give a folder or an http(s) URL")
     return Path(location).expanduser().resolve().as_uri()
 
 
@@ -58,14 +58,14 @@ def local_folder(base: str) -> Path | None:
 
 
 def fetcher_for(base: str) -> FetcherInterface:
-    """Return what fetches the files of a registry."""
+    """Return the fetcher for a registry's files."""
     if local_folder(base) is not None:
         return FolderFetcher()
     return Urllib3Fetcher(socket_timeout=_SOCKET_TIMEOUT_S, app_user_agent="rollart")
 
 
 class FolderFetcher(FetcherInterface):
-    """Fetches from a folder, and answers for what is missing as a server does."""
+    """Fetch from a folder; a missing file gives HTTP status 404, as on a server."""
 
     def _fetch(self, url: str) -> Iterator[bytes]:
         path = local_folder(url)

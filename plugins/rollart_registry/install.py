@@ -1,8 +1,8 @@
-"""Install from a registry, or from a lock, with every hash known before pip starts.
+"""Install from a registry, or from a lock, with all hashes known before pip starts.
 
-Takes: a plan or a lock, an interpreter. Gives: an environment in which every file of the
-registry's packages has been compared with the wheel, and a lock. Never: starts pip before all that
-is to be installed from the registry is verified.
+Takes: a plan or a lock, an interpreter. Gives: an environment in which every file of the registry's
+packages was compared with its wheel, and a lock. Never: starts pip before all packages from the
+registry are verified.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rollart_registry.wheel import Wheel, read_wheel
 
 
 def install(plan: Plan, trusted: Trusted, interpreter: TargetInterpreter, lock: Path) -> Lock:
-    """Carry a plan out, and write the lock.
+    """Execute a plan, and write the lock.
 
     Raises:
-        RegistryError: When pip refuses, or what is installed afterwards is not what was verified.
+        RegistryError: If pip fails, or the installed files differ from the verified ones.
     """
     before = read_lock(lock) if lock.exists() else None
     new = merged(before, lock_of(plan, trusted), lock)
@@ -35,18 +35,18 @@ def install(plan: Plan, trusted: Trusted, interpreter: TargetInterpreter, lock: 
 def sync(
     lock: Lock, interpreter: TargetInterpreter, *, allow_drift: bool = False
 ) -> tuple[str, ...]:
-    """Make an environment hold what a lock says.
+    """Install exactly the packages of a lock into an environment.
 
     Args:
-        lock: The registry's root is trusted as the lock names it.
-        interpreter: Where to.
-        allow_drift: Take other versions of what the lock only found present.
+        lock: The lock; the registry's root that it names is trusted.
+        interpreter: The interpreter to install into.
+        allow_drift: Allow other versions of packages that were only present when the lock was made.
 
     Returns:
-        What was installed; nothing when all of it was there.
+        The packages that were installed; empty if all were present.
 
     Raises:
-        RegistryError: When it cannot be done; then nothing was installed.
+        RegistryError: If installation is not possible; then nothing was installed.
     """
     drift = [
         f"{p.name} {p.version} (here: {found.version if found else 'none'})"
@@ -55,8 +55,8 @@ def sync(
     ]
     if drift and not allow_drift:
         raise RegistryError(
-            f"the lock was made where these were installed: {', '.join(drift)}. Install them "
-            "first, allow the difference with --allow-drift, or lock them too: "
+            f"the lock was made with these packages installed: {', '.join(drift)}. Install them "
+            "first, allow the difference with --allow-drift, or lock them too:  "
             "rollart registry install --lock-all"
         )
     with opened(trusted_by(lock)) as client:
@@ -79,14 +79,14 @@ def trusted_by(lock: Lock) -> Trusted:
     """Return the registry of a lock, trusted with the root that the lock names.
 
     Raises:
-        RegistryError: When the registry offers another root under that version.
+        RegistryError: If the registry has a different root under that version.
     """
     known = trusted(lock.registry)
     root = known.root if known else offered_root(lock.registry, lock.root.version)
     if fingerprint(root) != lock.root.sha256:
         raise RegistryError(
             f"{lock.registry} has the root {fingerprint(root)}, and the lock was made with "
-            f"{lock.root.sha256}: another registry, or one that somebody replaced"
+            f"{lock.root.sha256}: it is another registry, or somebody replaced it"
         )
     return known or trust(lock.registry, root)
 
@@ -98,7 +98,7 @@ def _locked_wheels(client: RegistryClient, lock: Lock) -> dict[str, Wheel]:
             wheel = read_wheel(client.download(package.target, package.sha256))
             wheels[wheel.distribution] = wheel
         elif client.owner_of(package.name) is not None:
-            message = f"the lock takes {package.name!r} from an index, but it is the registry's"
+            message = f"the lock takes {package.name!r} from an index, but it is in the registry"
             raise RegistryError(message)
     return wheels
 
@@ -118,4 +118,4 @@ def _install(wheels: list[Wheel], lock: Lock, interpreter: TargetInterpreter) ->
         differing = differing_files(wheel, after)
         if differing:
             raise RegistryError(f"{wheel.name} was installed, but {differing[0]}")
-    check_no_shadowing(wheels, after)  # what came from the index is known only now
+    check_no_shadowing(wheels, after)  # files from the index are known only now

@@ -1,8 +1,8 @@
-"""The Python that packages are installed into: what it has, and its pip.
+"""The Python interpreter that packages are installed into, and its pip.
 
 Takes: the path of an interpreter. Gives: its installed distributions, pip's resolution, an
-installation with hashes. Never: imports what is installed there, builds a source distribution
-(that would run its code), or adds an index to those the person has configured.
+installation with hashes. Never: imports installed packages, builds a source distribution (that
+would run its code), or adds an index to those that the user has configured.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ markers = dict(
     python_version='.'.join(platform.python_version_tuple()[:2]), extra='')
 print(json.dumps([found, markers, u.find_spec('pip') is not None, bin]))
 """
-"""What the interpreter is asked, with its standard library alone."""
+"""The script that the interpreter runs; it uses only the standard library."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """One distribution that an interpreter has."""
+    """An installed distribution."""
 
     name: str
     """Canonical."""
@@ -63,11 +63,11 @@ class Installed:
     location: Path
     """The site-packages folder it is in."""
     tops: frozenset[str]
-    """The names of the packages and modules that it put at the top of that folder."""
+    """The names of its top-level packages and modules in that folder."""
     record: str
-    """Its RECORD, within that folder; empty when it has none."""
+    """The path of its RECORD, relative to that folder; empty if it has none."""
     scripts: frozenset[str] = frozenset()
-    """The names of the scripts that its RECORD says it brought."""
+    """The names of the scripts in its RECORD."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class TargetInterpreter:
-    """A Python, asked once; :meth:`again` asks anew."""
+    """An interpreter, inspected once; :meth:`again` inspects it again."""
 
     python: str
     installed: Mapping[str, Installed]
@@ -93,13 +93,13 @@ class TargetInterpreter:
 
     @classmethod
     def at(cls, python: str | Path | None = None) -> TargetInterpreter:
-        """Ask an interpreter what it has.
+        """Inspect an interpreter.
 
         Args:
-            python: Its path; None: the one that runs this.
+            python: Its path; None means the current interpreter.
 
         Raises:
-            RegistryError: When it cannot be run.
+            RegistryError: If it cannot be run.
         """
         given = str(python or sys.executable)
         # Not resolved: the Python of a virtual environment is a link to another one.
@@ -112,8 +112,8 @@ class TargetInterpreter:
                 )
             found, markers, has_pip, bin_folder = json.loads(done.stdout)
         except (OSError, subprocess.CalledProcessError, ValueError) as e:
-            raise RegistryError(f"{given} cannot be run as a Python: {first_line(str(e))}") from e
-        # Read from the end, as the first on the path is the one in use.
+            raise RegistryError(f"{given} cannot be run as Python: {first_line(str(e))}") from e
+        # Iterate from the end, because the first one on the path is in use.
         rows = [
             Installed(
                 canonicalize_name(n), v, tuple(r), Path(at), frozenset(top), record, frozenset(own)
@@ -123,21 +123,21 @@ class TargetInterpreter:
         return cls(path, {row.name: row for row in rows}, markers, has_pip, Path(bin_folder))
 
     def again(self) -> TargetInterpreter:
-        """Return the same interpreter as it is now."""
+        """Return the same interpreter, inspected again."""
         return TargetInterpreter.at(self.python)
 
     def resolve(self, wheels: Sequence[Path], *, everything: bool) -> tuple[list[Any], str]:
-        """Let pip find what these wheels need, and install nothing.
+        """Resolve the requirements of these wheels with pip, and install nothing.
 
         Args:
             wheels: Local files.
-            everything: Also what is installed already, so that all of it gets a hash.
+            everything: Also resolve installed packages, so that all packages get a hash.
 
         Returns:
             The entries of pip's report, and pip's version.
 
         Raises:
-            RegistryError: When pip finds no solution.
+            RegistryError: If pip finds no solution.
         """
         with TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
@@ -153,7 +153,7 @@ class TargetInterpreter:
         pip fetches everything and compares every hash before it installs the first.
 
         Raises:
-            RegistryError: With what pip said.
+            RegistryError: If pip fails; holds pip's message.
         """
         lines = [
             f"{path.name.split('-')[0]} @ {path.resolve().as_uri()} --hash=sha256:{sha256}"
@@ -178,7 +178,7 @@ class TargetInterpreter:
 
 
 def _said(stderr: str) -> str:
-    """Return what pip gave as its errors, in one line."""
+    """Return pip's error messages in one line."""
     errors = [line[7:].strip() for line in stderr.splitlines() if line.startswith("ERROR: ")]
     if not errors:
         errors = [line.strip() for line in stderr.splitlines() if line.strip()][-1:]

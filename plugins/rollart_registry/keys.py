@@ -30,18 +30,18 @@ from rollart_core.errors import RegistryError
 
 PASSPHRASE_VARIABLE: Final = "ROLLART_KEY_PASSPHRASE"
 Ask = Callable[[str], str]
-"""Asks a person a question (whose answer is not shown) and returns the answer."""
+"""Asks the user a question, hides the typed answer, and returns it."""
 
 
 def make_key(path: Path, passphrase: str | None) -> SSlibKey:
-    """Make a key pair: the private key in ``path``, the public one in ``path.pub``.
+    """Create a key pair: the private key in ``path``, the public one in ``path.pub``.
 
     Args:
         path: A file that does not exist.
-        passphrase: Encrypts the private key; None or empty: it is not encrypted.
+        passphrase: Encrypts the private key; None or empty means no encryption.
 
     Raises:
-        RegistryError: When a file of that name exists or cannot be written.
+        RegistryError: If a file of that name exists or cannot be written.
     """
     private = Ed25519PrivateKey.generate()
     how: KeySerializationEncryption = NoEncryption()
@@ -63,7 +63,7 @@ def make_key(path: Path, passphrase: str | None) -> SSlibKey:
 
 
 def public_file(path: Path) -> Path:
-    """Return where the public key of the private key ``path`` lies."""
+    """Return the path of the public key of the private key ``path``."""
     return path.with_name(f"{path.name}.pub")
 
 
@@ -71,20 +71,20 @@ def load_public(path: Path) -> SSlibKey:
     """Return the public key in a file.
 
     Raises:
-        RegistryError: When there is none; a private key given by mistake is refused by name.
+        RegistryError: If there is none, or if the file is a private key.
     """
     try:
         pem = path.read_bytes()
     except OSError as e:
         raise RegistryError(f"cannot read the key {path}: {e.strerror}") from e
     if b"PRIVATE KEY" in pem:
-        raise RegistryError(f"{path} is a private key: give its public half, {public_file(path)}")
+        raise RegistryError(f"{path} is a private key: give its public key, {public_file(path)}")
     try:
         key = load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PublicKey):
-        raise RegistryError(f"{path} is no public Ed25519 key; `rollart registry keygen` makes one")
+        raise RegistryError(f"{path} is not an Ed25519 public key: use `rollart registry keygen`")
     return SSlibKey.from_crypto(key)
 
 
@@ -93,11 +93,12 @@ def load_signer(path: Path, ask: Ask | None = None) -> CryptoSigner:
 
     Args:
         path: The private key's file.
-        ask: Asks for the passphrase of an encrypted key when the environment variable
+        ask: Asks for the passphrase of an encrypted key if the environment variable
             ``ROLLART_KEY_PASSPHRASE`` is not set.
 
     Raises:
-        RegistryError: When the file is missing, readable by others, no key, or stays locked.
+        RegistryError: If the file is missing, readable by others, not a key, or cannot be
+            decrypted.
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -105,12 +106,12 @@ def load_signer(path: Path, ask: Ask | None = None) -> CryptoSigner:
     except OSError as e:
         raise RegistryError(f"cannot read the key {path}: {e.strerror}") from e
     if os.name == "posix" and mode & 0o077:
-        raise RegistryError(f"others can read {path} (mode {mode:o}): chmod 600 {path}")
+        raise RegistryError(f"other users can read {path} (mode {mode:o}): chmod 600 {path}")
     if b"PRIVATE KEY" not in pem:
-        raise RegistryError(f"{path} is no private key; `rollart registry keygen` makes one")
+        raise RegistryError(f"{path} is not a private key; `rollart registry keygen` makes one")
     private = _unlocked(path, pem, ask)
     if not isinstance(private, Ed25519PrivateKey):
-        raise RegistryError(f"{path} is no Ed25519 key; `rollart registry keygen` makes one")
+        raise RegistryError(f"{path} is not an Ed25519 key; `rollart registry keygen` makes one")
     return CryptoSigner(private)
 
 

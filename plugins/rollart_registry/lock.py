@@ -1,7 +1,7 @@
-"""``rollart.lock``: what was installed, so that another machine installs the same.
+"""``rollart.lock``: the installed packages, so that another machine installs the same ones.
 
-Takes: a plan, or a file. Gives: :class:`Lock`. Never: holds the address of an index, which may
-carry a password: the packages of an index are named by version and hash.
+Takes: a plan, or a file. Gives: :class:`Lock`. Never: holds the URL of an index, which may contain
+a password; packages from an index are identified by version and hash.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class LockedPackage:
     sha256: str
     file: str
     target: str | None = None
-    """Its path in the registry; None: it is from the user's index."""
+    """Its path in the registry; None if it is from the user's index."""
 
     def pinned(self) -> Pinned:
-        """Return it as pip takes it from an index."""
+        """Return it as a pinned package of an index."""
         return Pinned(self.name, self.version, self.sha256, self.file)
 
 
 @dataclass(frozen=True, slots=True)
 class LockedPresent:
-    """What was needed and was there already; its version is compared, its files are not."""
+    """A required package that was already installed; only its version is compared."""
 
     name: str
     version: str
@@ -55,7 +55,7 @@ class LockedPresent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """What was installed from one registry."""
+    """The packages installed from one registry."""
 
     lock_version: Literal[1] = 1
     registry: str
@@ -65,7 +65,7 @@ class Lock:
     present: tuple[LockedPresent, ...]
 
     def write(self, path: Path) -> None:
-        """Write it, whole."""
+        """Write the lock file atomically."""
         write_whole(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
 
@@ -86,10 +86,10 @@ def lock_of(plan: Plan, trusted: Trusted) -> Lock:
 
 
 def merged(old: Lock | None, new: Lock, path: Path) -> Lock:
-    """Return what a lock file says after another installation; a newer entry replaces an older.
+    """Merge a new lock into an existing lock file; newer entries replace older ones.
 
     Raises:
-        RegistryError: When the file is another registry's.
+        RegistryError: If the file locks packages of another registry.
     """
     if old is None:
         return new
@@ -113,7 +113,7 @@ def read_lock(path: Path) -> Lock:
     """Read a lock.
 
     Raises:
-        RegistryError: When it is missing or malformed.
+        RegistryError: If it is missing or malformed.
     """
     try:
         return _adapter().validate_json(path.read_bytes())
@@ -124,7 +124,7 @@ def read_lock(path: Path) -> Lock:
         first = e.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         what = f"{where}: {first['msg']}" if where else first["msg"]
-        raise RegistryError(f"{path} is no lock: {what}") from e
+        raise RegistryError(f"{path} is not a lock file: {what}") from e
 
 
 @cache

@@ -1,6 +1,6 @@
 """Names in a registry: owners, ``ID@VERSION``, and which owner a distribution belongs to.
 
-Takes: texts. Gives: checked names. Never: touches a file.
+Takes: strings. Gives: validated names. Never: reads or writes a file.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rollart_core.errors import RegistryError
 
 OWNER_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 RESERVED_OWNERS: Final = frozenset({"root", "targets", "snapshot", "timestamp", "index"})
-"""TUF's own roles, and the first page of a site; RollArt's own namespaces are reserved besides."""
+"""TUF's roles and the index page of a site; RollArt's own namespaces are reserved too."""
 
 
 class Wanted(NamedTuple):
-    """What a person asks for: ``acme/Maze-v1`` or ``acme/Maze-v1@1.2.0``."""
+    """A requested package: ``acme/Maze-v1`` or ``acme/Maze-v1@1.2.0``."""
 
     id: str
     version: str | None
@@ -40,30 +40,30 @@ def parse_wanted(text: str) -> Wanted:
     """Return the id and version that ``ID[@VERSION]`` names.
 
     Raises:
-        RegistryError: When the id or the version has the wrong form.
+        RegistryError: If the id or the version is malformed.
     """
     plugin_id, at, version = text.partition("@")
     if not ID_PATTERN.match(plugin_id):
-        raise RegistryError(f"{text!r} is no id: it looks like acme/Maze-v1 or acme/Maze-v1@1.2.0")
+        raise RegistryError(f"{text!r} is not an id such as acme/Maze-v1 or acme/Maze-v1@1.2.0")
     if not at:
         return Wanted(plugin_id, None)
     try:
         return Wanted(plugin_id, str(Version(version)))
     except InvalidVersion:
-        message = f"{text!r}: {version!r} is no version; one looks like 1.2.0"
+        message = f"{text!r}: {version!r} is not a version; a version looks like 1.2.0"
         raise RegistryError(message) from None
 
 
 def check_owner(name: str, taken: Iterable[str] = ()) -> str:
-    """Return ``name`` when it can be a new owner's.
+    """Return ``name`` if it is valid and free for a new owner.
 
     Args:
-        name: Also the namespace of its ids.
-        taken: The owners there are. Names that differ in ``-`` and ``_`` only count as one, as
-            they do for distributions.
+        name: The owner's name, also the namespace of its ids.
+        taken: The existing owners. Names that differ only in ``-`` and ``_`` are equal, as for
+            distributions.
 
     Raises:
-        RegistryError: When it has the wrong form, is reserved or is taken.
+        RegistryError: If it is malformed, reserved or taken.
     """
     if not OWNER_PATTERN.fullmatch(name) or name[-1] in "-_":
         allowed = (
@@ -81,10 +81,10 @@ def check_owner(name: str, taken: Iterable[str] = ()) -> str:
 
 
 def owner_of_distribution(distribution: str, owners: Iterable[str]) -> str | None:
-    """Return the owner whose distribution this is: the longest name that it begins with.
+    """Return the owner of a distribution: the owner with the longest name that it begins with.
 
-    ``acme-maze`` is acme's, and ``acme-labs-maze`` is acme-labs' when there is such an owner. So no
-    owner can publish ``numpy``, nor take the name of another's package.
+    ``acme-maze`` belongs to acme, and ``acme-labs-maze`` to acme-labs if that owner exists. So no
+    owner can publish ``numpy``, or take the name of another owner's package.
     """
     name = canonicalize_name(distribution)
     fitting = [

@@ -1,10 +1,9 @@
-"""The operator's side: makes a registry, delegates namespaces, signs and shows what clients see.
+"""The operator's side: create a registry, delegate namespaces, sign and publish metadata.
 
-Takes: a folder for the registry and one for the keys, which lie apart. Gives: new signed versions
-of root, targets, snapshot and timestamp; the timestamp is written last, so that a reader sees the
-old state or the new one; HTML pages of the registry that need no server. Never: signs on top of a
-folder that is not, to the version, what it signed last, or puts a text of a package on a page
-unescaped.
+Takes: a folder for the registry and a separate one for the keys. Gives: new signed versions of
+root, targets, snapshot and timestamp (the timestamp is written last, so that a reader sees the old
+state or the new one), and static HTML pages of the registry. Never: signs on top of a folder that
+differs from the last version it signed, or writes a package's text to a page unescaped.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _POLICY: Final = "policy.json"
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """How many days a signature of each role holds."""
+    """The number of days until a signature of each role expires."""
 
     root: float = 365.0
     targets: float = 365.0
@@ -57,7 +56,7 @@ class Validity:
     timestamp: float = 7.0
 
     def until(self, role: str, now: datetime) -> datetime:
-        """Return when what is signed now expires."""
+        """Return when a signature made now expires."""
         return now + timedelta(days=getattr(self, role))
 
 
@@ -67,7 +66,7 @@ class Operator:
 
     tree: RegistryTree
     keys: Path
-    """The folder of private keys, of the trusted root and of what was signed last."""
+    """The folder of private keys, the trusted root and the last signed state."""
     ask: Ask | None = None
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -76,28 +75,28 @@ class Operator:
         """Hold the registry's lock.
 
         Raises:
-            RegistryError: When there is no registry; then nothing is made either.
+            RegistryError: If there is no registry; no folder is created then.
         """
         self._check_there()
         with locked(self.tree.path):
             yield
 
     def state(self) -> SignedState:
-        """Return what the folder holds, verified.
+        """Return the verified state of the folder.
 
         Raises:
-            RegistryError: When it is not what this operator signed last.
+            RegistryError: If it is not the state that this operator signed last.
         """
         self._check_there()
         root = self.keys / "root.json"
         if not root.is_file():
-            raise RegistryError(f"{self.keys} holds no root.json: give the folder that init made")
+            raise RegistryError(f"{self.keys} has no root.json: give the folder that init created")
         state = load_state(self.tree, root.read_bytes())
         signed, found = self._policy()["timestamp_version"], state.timestamp.signed.version
         if found < signed:
             raise RegistryError(
-                f"{self.tree.path} was rolled back: its timestamp is version {found}, and the last "
-                f"one signed here was {signed}; put the newer files back"
+                f"{self.tree.path} was rolled back: its timestamp is version {found}, but the last "
+                f"signed version is {signed}; restore the newer files"
             )
         _check_wheels(self.tree, state)
         return state
@@ -122,7 +121,7 @@ class Operator:
         """Write new versions of some roles, then snapshot and timestamp on top of them.
 
         Args:
-            state: What the folder held until now.
+            state: The current state of the folder.
             changed: Role (an owner, or ``targets``) -> its new metadata.
         """
         for role, metadata in changed.items():
@@ -136,7 +135,7 @@ class Operator:
         self.publish_snapshot(version, state.timestamp.signed.version + 1, metas)
 
     def refresh(self, *, snapshot: bool = True) -> datetime:
-        """Sign the timestamp (and the snapshot) anew, so that they hold longer.
+        """Sign the timestamp (and the snapshot) again, to extend their validity.
 
         Returns:
             When the new timestamp expires.
@@ -150,14 +149,14 @@ class Operator:
             return self.validity().until("timestamp", self.now)
 
     def refresh_targets(self) -> None:
-        """Sign the top-level targets anew, with snapshot and timestamp."""
+        """Sign the top-level targets again, with snapshot and timestamp."""
         with self.alone():
             state = self.state()
             delegations = state.targets.signed.delegations or Delegations({}, {})
             self.publish(state, {"targets": self.sign_targets(state, delegations)})
 
     def refresh_root(self) -> None:
-        """Sign root anew as its next version."""
+        """Sign root again as its next version."""
         with self.alone():
             state = self.state()
             root = state.root.signed
@@ -166,17 +165,17 @@ class Operator:
             self.write_root(root)
 
     def add_owner(self, name: str, keys: Sequence[SSlibKey], *, update: bool = False) -> None:
-        """Delegate the namespace ``name`` to whoever holds one of ``keys``.
+        """Delegate the namespace ``name`` to the holders of ``keys``.
 
         Args:
-            name: Of the owner.
-            keys: Any one of them signs for the owner.
-            update: The owner exists, and gets these keys instead of those it had.
+            name: The owner's name.
+            keys: Public keys; any one of them can sign for the owner.
+            update: Replace the keys of an existing owner.
 
         Raises:
-            RegistryError: When the name is taken or of the wrong form, or what another owner has
-                published would be the new one's; for an update, when what the owner published is
-                signed by none of the new keys.
+            RegistryError: If the name is taken or malformed, or a distribution of another owner
+                would belong to the new one; for an update, if none of the new keys signed the
+                published metadata.
         """
         with self.alone():
             state = self.state()
@@ -200,23 +199,23 @@ class Operator:
 
     def _check_there(self) -> None:
         if not self.tree.exists:
-            raise RegistryError(f"{self.tree.path} is no registry: `rollart registry init`")
+            raise RegistryError(f"{self.tree.path} is not a registry: use `rollart registry init`")
 
     def _policy(self) -> dict[str, Any]:
         path = self.keys / _POLICY
         try:
             policy: dict[str, Any] = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError) as e:
-            raise RegistryError(f"cannot read {path} ({e}): put a copy of it back") from e
+            raise RegistryError(f"cannot read {path} ({e}): restore it from a backup") from e
         return policy
 
     def validity(self) -> Validity:
-        """Return how long signatures hold."""
+        """Return the validity of signatures."""
         days = self._policy()["days"]
         return Validity(**{f.name: float(days[f.name]) for f in fields(Validity)})
 
     def set_validity(self, days: Mapping[str, float]) -> None:
-        """Change how long signatures hold from now on; role -> days."""
+        """Change the validity of new signatures; role -> days."""
         if not days:
             return
         with self.alone():
@@ -227,7 +226,7 @@ class Operator:
     def publish_snapshot(
         self, version: int, timestamp_version: int, metas: dict[str, MetaFile]
     ) -> None:
-        """Write a snapshot of these versions, and a timestamp on top of it."""
+        """Write a snapshot of these versions, and a timestamp for it."""
         expires = self.validity().until("snapshot", self.now)
         snapshot = self.signed(Snapshot(version, expires=expires, meta=metas), "snapshot")
         write_whole(self.tree.role_file("snapshot", version), snapshot.to_bytes())
@@ -252,7 +251,7 @@ class Operator:
             root.verify_delegate("root", metadata.signed_bytes, metadata.signatures)
         except RepositoryError as e:
             reason = f"{self.keys} holds too few keys of root ({first_line(str(e))})"
-            raise RegistryError(f"{reason}: bring the others there to sign together") from e
+            raise RegistryError(f"{reason}: copy the other keys there, to sign with all") from e
         write_whole(self.tree.role_file("root", root.version), metadata.to_bytes())
         write_whole(self.keys / "root.json", metadata.to_bytes())
 
@@ -265,29 +264,29 @@ def init(
     root_threshold: int = 1,
     validity: Validity | None = None,
 ) -> bytes:
-    """Make the keys and an empty registry.
+    """Create the keys and an empty registry.
 
     Args:
-        operator: Names the two folders; neither may hold anything.
-        passphrase: Encrypts the private keys; None: they are not encrypted.
-        root_keys: How many keys root has.
-        root_threshold: How many of them must sign root.
-        validity: How long signatures hold.
+        operator: Has the paths of the two folders; both must be empty or missing.
+        passphrase: Encrypts the private keys; None means no encryption.
+        root_keys: Number of root keys.
+        root_threshold: Number of keys that must sign root.
+        validity: Days until signatures expire.
 
     Returns:
-        The root metadata, whose fingerprint clients compare.
+        The root metadata; clients compare its fingerprint.
 
     Raises:
-        RegistryError: When a folder is in use, or the numbers make no sense.
+        RegistryError: If a folder is not empty, or the numbers of keys are invalid.
     """
     tree, keys = operator.tree, operator.keys
     if not 1 <= root_threshold <= root_keys:
-        raise RegistryError(f"root threshold {root_threshold} of {root_keys} keys: 1 to all")
+        raise RegistryError(f"root threshold {root_threshold} must be from 1 to {root_keys} (keys)")
     if keys.resolve().is_relative_to(tree.path.resolve()):
-        raise RegistryError(f"{keys} lies inside of {tree.path}: private keys would be served")
+        raise RegistryError(f"{keys} is inside {tree.path}: private keys would be served")
     for folder in (tree.path, keys):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RegistryError(f"{folder} exists and is not empty: name a new folder")
+            raise RegistryError(f"{folder} exists and is not empty: give a new folder")
     operator.ask = lambda _: passphrase or ""
     try:
         return _init(operator, passphrase, root_keys, root_threshold, validity or Validity())
@@ -339,7 +338,7 @@ def _write_first(operator: Operator, root: Root) -> bytes:
 
 
 def _check_wheels(tree: RegistryTree, state: SignedState) -> None:
-    """Refuse to sign on top of a folder whose wheels are not what their owners signed."""
+    """Check that the folder's wheels are those that their owners signed."""
     for owner, metadata in state.owners.items():
         for path, target in metadata.signed.targets.items():
             name = path.rpartition("/")[2]
@@ -348,17 +347,17 @@ def _check_wheels(tree: RegistryTree, state: SignedState) -> None:
                 with file.open("rb") as wheel:
                     target.verify_length_and_hashes(wheel)
             except OSError as e:
-                message = f"cannot read {file}: {e.strerror}; put the wheel that was signed back"
+                message = f"cannot read {file}: {e.strerror}; restore the signed wheel"
                 raise RegistryError(message) from e
             except RepositoryError as e:
                 raise RegistryError(
-                    f"{file} is not what {owner!r} signed ({first_line(str(e))}): put the wheel "
-                    "that was signed back"
+                    f"{file} is not the file that {owner!r} signed ({first_line(str(e))}): "
+                    "restore the signed wheel"
                 ) from e
 
 
 def _check_takes_no_name(state: SignedState, name: str) -> None:
-    """Refuse a new owner whom published packages of others would belong to."""
+    """Refuse a new owner if published packages of other owners would belong to it."""
     owners = [*state.delegated, name]
     for other, metadata in state.owners.items():
         for target in metadata.signed.targets.values():
@@ -366,13 +365,13 @@ def _check_takes_no_name(state: SignedState, name: str) -> None:
             if owner_of_distribution(release.distribution, owners) == name:
                 raise RegistryError(
                     f"owner {name!r}: {other!r} has published {release.distribution!r}, which "
-                    f"would be a name of {name!r}, and all of {other!r} would be refused; "
-                    "choose another"
+                    f"would belong to {name!r}, and all of {other!r} would be refused; "
+                    "choose another name"
                 )
 
 
 def _check_still_signed(state: SignedState, owner: str) -> None:
-    """Refuse new keys of which none has signed what the owner has published."""
+    """Refuse new keys if none of them signed the owner's published metadata."""
     published = state.owners.get(owner)
     if published is None:
         return
@@ -380,9 +379,9 @@ def _check_still_signed(state: SignedState, owner: str) -> None:
         state.targets.signed.verify_delegate(owner, published.signed_bytes, published.signatures)
     except RepositoryError:
         raise RegistryError(
-            f"what {owner!r} has published is signed by none of the new keys, so nobody could "
-            "install it: give the old key too, let the owner publish with the new one, "
-            "then drop the old"
+            f"releases of {owner!r} are signed by none of the new keys, so nobody could "
+            "install them: give the old key too, let the owner publish with the new key, "
+            "then remove the old key"
         ) from None
 
 
@@ -394,19 +393,17 @@ def build_site(client: RegistryClient, out: Path, title: str) -> list[Path]:
 
     Args:
         client: The registry.
-        out: A folder that does not exist, is empty, or holds an earlier site.
-        title: Of the pages.
+        out: A folder that does not exist, is empty, or holds an older site.
+        title: Title of the pages.
 
     Returns:
-        The pages.
-
-    Raises:
-        RegistryError: When the folder holds something else, or cannot be written.
+        The paths of the pages. Raises:
+        RegistryError: If the folder holds other files, or cannot be written.
     """
     if out.exists() and (
         not out.is_dir() or (any(out.iterdir()) and not (out / SITE_MARK).exists())
     ):
-        raise RegistryError(f"{out} holds something else than a site: name a new folder")
+        raise RegistryError(f"{out} holds something else than a site: give a new folder")
     pages = _pages(client, title)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

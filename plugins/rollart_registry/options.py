@@ -1,7 +1,7 @@
-"""The options that several ``rollart registry`` commands take, and the questions they ask.
+"""Shared options and prompts of the ``rollart registry`` commands.
 
-Takes: flags, and a person's answers. Gives: a trusted registry, a signer, a yes. Never: takes
-silence for a yes.
+Takes: flags and the user's answers. Gives: a trusted registry, a signer, a confirmation. Never:
+confirms without an answer or a flag.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from rollart_registry.trust import Trusted
 
 NEEDED: Final = frozenset({"cryptography", "securesystemslib", "tuf"})
-"""What the extra ``registry`` installs."""
+"""The import packages that the extra ``registry`` installs."""
 
 
 class RegistryGroup(TyperGroup):
-    """Says what to install if a command lacks a package of the extra ``registry``."""
+    """A command group that reports a missing package of the extra ``registry``."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command.
 
         Raises:
-            UserError: When such a package is missing.
+            UserError: If such a package is missing.
         """
         try:
             return super().invoke(ctx)
@@ -59,45 +59,45 @@ RegistryOption = Annotated[
     typer.Option(
         "--registry",
         envvar="ROLLART_REGISTRY",
-        help="A folder or an http(s) URL; may be left out when one registry is trusted.",
+        help="A folder or an http(s) URL. Optional if exactly one registry is trusted.",
     ),
 ]
 RootOption = Annotated[
-    Path | None, typer.Option(help="The registry's root metadata, got by a way you trust.")
+    Path | None, typer.Option(help="The registry's root metadata, from a trusted source.")
 ]
 FingerprintOption = Annotated[
-    str | None, typer.Option(help="What the root's SHA-256 must be, if it is new here.")
+    str | None, typer.Option(help="The expected SHA-256 of the root of a new registry.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
 PythonOption = Annotated[
-    Path | None, typer.Option(help="The Python to install into; this one if left out.")
+    Path | None, typer.Option(help="The Python to install into. Default: this one.")
 ]
 FolderOption = Annotated[Path, typer.Argument(metavar="REGISTRY", help="The registry's folder.")]
 KeysOption = Annotated[
-    Path | None, typer.Option(help="The operator's key folder; REGISTRY-keys if left out.")
+    Path | None, typer.Option(help="The operator's key folder. Default: REGISTRY-keys.")
 ]
 KeyOption = Annotated[Path, typer.Option(help="The owner's private key.")]
 OwnerNameOption = Annotated[
-    str | None, typer.Option("--owner", help="Which owner, when the key signs for several.")
+    str | None, typer.Option("--owner", help="The owner, if the key signs for several.")
 ]
 ToOption = Annotated[
     Path | None,
-    typer.Option(help="Put the submission here, to send to the operator, not into the registry."),
+    typer.Option(help="Write the submission to this folder, not to the registry."),
 ]
 LockOption = Annotated[Path, typer.Option("--lock", help="The lock file.")]
 
 
 MOST_DAYS = 36_500.0
-"""A hundred years: dates do not go on for ever."""
+"""A hundred years: keeps expiry dates within the range of datetime."""
 
 
 def days_option(help_: str) -> Any:
-    """Return an option that takes the days for which a signature holds."""
+    """Return an option for the days until a signature expires."""
     return typer.Option(callback=_in_bounds, help=help_)
 
 
 def _in_bounds(value: float | None) -> float | None:
-    """Refuse what is over at once, or has no end."""
+    """Refuse a number of days that is not positive, or too large."""
     if value is not None and not 0 < value <= MOST_DAYS:
         raise typer.BadParameter(f"{value:g} days: must be above 0 and at most {MOST_DAYS:g}")
     return value
@@ -107,11 +107,11 @@ def _in_bounds(value: float | None) -> float | None:
 def registry() -> None:
     """Publish environments to a community registry, install from one, or run one.
 
-    docs/registry.md shows every step for an operator, an owner and a user.
+    docs/guides/registry.md shows every step for an operator, an owner and a user.
     """
     import logging
 
-    # The HTTP library warns of every retry; what became of them is said in one line.
+    # The HTTP library warns of every retry; the final error is reported in one line instead.
     logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
@@ -125,7 +125,7 @@ def run_check(wheel: str) -> Mapping[str, Any]:
 def trusted_registry(
     location: str | None, root: Path | None, fingerprint: str | None, yes: bool
 ) -> Trusted:
-    """Return a registry that is trusted, after asking about one that is new here."""
+    """Return a trusted registry; ask the user to confirm a new one."""
     from rollart_registry import trust
     from rollart_registry.fetcher import base_url
 
@@ -133,7 +133,7 @@ def trusted_registry(
         known = trust.all_trusted()
         if len(known) != 1:
             names = ", ".join(t.base for t in known) or "none is trusted yet"
-            raise RegistryError(f"which registry? Give --registry FOLDER|URL ({names})")
+            raise RegistryError(f"no registry given: use --registry FOLDER|URL ({names})")
         return known[0]
     base = base_url(location)
     before = trust.trusted(base)
@@ -151,22 +151,22 @@ def trusted_registry(
         typer.echo(f"{base} is new here. Its root has the fingerprint\n  {found}", err=True)
         if not yes:
             confirm(
-                "Is that what its operator says?",
+                "Does its operator publish this fingerprint?",
                 f"give --fingerprint {found} if its operator confirms it, or --root FILE",
             )
     return trust.trust(base, offered)
 
 
 def confirm(question: str, otherwise: str) -> None:
-    """Ask; where nobody can answer, or the answer is no, say what to do otherwise."""
+    """Ask for confirmation; without a yes, raise an error that names the alternative."""
     if not sys.stdin.isatty():
-        raise RegistryError(f"nobody is here to answer {question!r}: {otherwise}")
+        raise RegistryError(f"no terminal to answer {question!r}: {otherwise}")
     if not typer.confirm(question, err=True):
-        raise RegistryError(f"you said no: {otherwise}")
+        raise RegistryError(f"the answer was no: {otherwise}")
 
 
 def new_passphrase() -> str | None:
-    """Return what a new key is encrypted with; None or empty: it is not."""
+    """Return the passphrase for a new key; None or empty means no encryption."""
     from rollart_registry.keys import PASSPHRASE_VARIABLE
 
     given = os.environ.get(PASSPHRASE_VARIABLE)
@@ -189,7 +189,7 @@ def ask(question: str) -> str:
     if not sys.stdin.isatty():
         from rollart_registry.keys import PASSPHRASE_VARIABLE
 
-        raise RegistryError(f"{question}? Nobody is here to answer; set {PASSPHRASE_VARIABLE}")
+        raise RegistryError(f"{question}? No terminal to ask on; set {PASSPHRASE_VARIABLE}")
     answer: str = typer.prompt(question, hide_input=True, err=True)
     return answer
 

@@ -1,8 +1,8 @@
-"""What an installation will do, found out before anything is installed.
+"""Plan an installation before anything is installed.
 
 Takes: a verified view of a registry, an id, an interpreter. Gives: :class:`Plan`: the registry's
 wheels (downloaded, verified, read) and the wheels pip would take from the user's index, each with
-its hash. Never: lets pip take a distribution of the registry's owners from an index.
+its hash. Never: allows pip to take a distribution of the registry's owners from an index.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from rollart_registry.wheel import Wheel, parsed_requires
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be installed, and what stays."""
+    """The packages to install, and those that stay."""
 
     wanted: Wanted
     releases: tuple[tuple[Release, Wheel], ...]
-    """From the registry; the wanted one first."""
+    """Releases from the registry; the requested one first."""
     pinned: tuple[Pinned, ...]
-    """From the user's index."""
+    """Packages from the user's index."""
     present: tuple[tuple[str, str], ...]
-    """(name, version) of what is needed and installed already."""
+    """(name, version) of required packages that are installed already."""
     replaces: tuple[str, ...]
-    """Installed distributions of the same names and other versions."""
+    """Installed distributions that other versions replace."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data: what ``--json`` prints."""
+        """Return plain data, as ``--json`` prints it."""
         return {
             "id": self.wanted.id,
             "registry": [release.as_dict() for release, _ in self.releases],
@@ -63,18 +63,18 @@ def make_plan(
     allow_yanked: bool = False,
     lock_all: bool = False,
 ) -> Plan:
-    """Find out what installing an id takes; the registry's wheels are downloaded and verified.
+    """Plan the installation of an id; the registry's wheels are downloaded and verified.
 
     Args:
         client: The registry.
-        wanted: The id, and perhaps a version.
-        interpreter: Where to.
-        allow_yanked: Take a yanked version too.
-        lock_all: Give everything a hash, also what is installed already, so that the lock fills an
-            empty environment.
+        wanted: The id, with an optional version.
+        interpreter: The interpreter to install into.
+        allow_yanked: Allow a yanked version.
+        lock_all: Also lock installed packages with a hash, so that the lock can fill an empty
+            environment.
 
     Raises:
-        RegistryError: When it cannot be installed safely, and why.
+        RegistryError: If it cannot be installed safely; gives the reason.
     """
     first = client.find(wanted, allow_yanked=allow_yanked)
     wheels = _with_registry_dependencies(client, first, interpreter)
@@ -87,7 +87,7 @@ def make_plan(
         if owner is not None:
             raise RegistryError(
                 f"pip would take {pin.name} {pin.version} from your index, but {pin.name!r} is a "
-                f"package of {owner!r} in {client.base}: refused, or anybody could slip one in"
+                f"package of {owner!r} in {client.base}: refused, because anybody could slip one in"
             )
     coming = {p.name for p in pinned} | {w.distribution for _, w in wheels}
     return Plan(
@@ -100,10 +100,10 @@ def make_plan(
 
 
 def check_no_shadowing(wheels: Sequence[Wheel], interpreter: TargetInterpreter) -> None:
-    """Check that wheels overwrite nothing of each other, nor of another installed distribution.
+    """Check that wheels do not overwrite files of each other or of installed distributions.
 
     Raises:
-        RegistryError: Naming the package, module or script that both bring.
+        RegistryError: If they do; names the package, module or script.
     """
     for wheel in wheels:
         for installed in interpreter.installed.values():
@@ -128,7 +128,7 @@ def check_no_shadowing(wheels: Sequence[Wheel], interpreter: TargetInterpreter) 
 
 
 def _check_scripts(wheel: Wheel, interpreter: TargetInterpreter) -> None:
-    """Refuse scripts over files of the interpreter's folder that are not this distribution's."""
+    """Refuse scripts that would overwrite files of others in the interpreter's folder."""
     own = interpreter.installed.get(wheel.distribution)
     for script in wheel.scripts:
         others = [i for i in interpreter.installed.values() if script in i.scripts and i != own]
@@ -146,7 +146,7 @@ def _check_scripts(wheel: Wheel, interpreter: TargetInterpreter) -> None:
 
 
 def needed(requires: Iterable[Requirement], interpreter: TargetInterpreter) -> list[Requirement]:
-    """Return the requirements that hold for an interpreter."""
+    """Return the requirements that apply to an interpreter."""
     markers = dict(interpreter.markers)
     return [r for r in requires if r.marker is None or r.marker.evaluate(markers)]
 
@@ -154,7 +154,7 @@ def needed(requires: Iterable[Requirement], interpreter: TargetInterpreter) -> l
 def _with_registry_dependencies(
     client: RegistryClient, first: Release, interpreter: TargetInterpreter
 ) -> list[tuple[Release, Wheel]]:
-    """Return the wanted release, and those of the registry that it needs, each verified."""
+    """Return the requested release and those that it needs from the registry, verified."""
     found = {first.distribution: (first, client.wheel(first))}
     waiting = [found[first.distribution][1]]
     while waiting:
@@ -180,18 +180,18 @@ def _pinned(entry: Any) -> Pinned:
     hashes = download.get("archive_info", {}).get("hashes", {})
     file = unquote(urlsplit(download["url"]).path).rpartition("/")[2]
     if entry["is_direct"] or not file.endswith(".whl"):
-        raise RegistryError(f"{name} would come from {file!r}, which is no wheel of your index")
+        raise RegistryError(f"{name} would come from {file!r}, which is not a wheel of your index")
     if "sha256" not in hashes:
-        raise RegistryError(f"your index gives no sha256 for {file}: it cannot be pinned")
+        raise RegistryError(f"your index has no sha256 for {file}: it cannot be pinned")
     return Pinned(name, str(metadata["version"]), str(hashes["sha256"]), file)
 
 
 def _present(
     wheels: Sequence[Wheel], interpreter: TargetInterpreter, coming: set[str]
 ) -> Iterable[tuple[str, str]]:
-    """Yield what the wheels need, over as many steps as it takes, that is installed and stays.
+    """Yield the installed packages that the wheels require, directly or indirectly.
 
-    Not what RollArt itself needs: its version stands for that.
+    Dependencies of RollArt itself are left out: its version covers them.
     """
     seen: set[str] = set()
     waiting = [requirement for wheel in wheels for requirement in parsed_requires(wheel.requires)]
@@ -209,7 +209,7 @@ def _present(
 
 
 def _readable(requires: Sequence[str]) -> Iterable[Requirement]:
-    """Yield requirements, without those of old packages that nobody can read any more."""
+    """Yield requirements, without those of old packages that cannot be parsed."""
     for text in requires:
         with suppress(InvalidRequirement):
             yield Requirement(text)

@@ -1,8 +1,7 @@
-"""One published version: the record an owner signs beside the wheel's hash.
+"""One published version: the record that an owner signs with the wheel's hash.
 
-Takes: a wheel and its check report, or what signed metadata says of a target. Gives:
-:class:`Release`. Never: trusts a record over the wheel: :meth:`Release.disagreement` names where
-the two differ.
+Takes: a wheel and its check report, or a target of signed metadata. Gives: :class:`Release`. Never:
+trusts a record over the wheel: :meth:`Release.disagreement` names where they differ.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Provided:
-    """One thing that a package brings."""
+    """One plugin that a package provides."""
 
     kind: str
     id: str
@@ -39,7 +38,7 @@ class Provided:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check of the conformance suite, as it came out for the owner."""
+    """One check result of the owner's run of the conformance suite."""
 
     id: str
     group: str
@@ -50,7 +49,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What the conformance suite said when the owner published: the owner's word."""
+    """The result of the conformance suite, as the owner reported it."""
 
     passed: bool
     counts: dict[str, int]
@@ -99,7 +98,7 @@ class Release:
     published: str
     """UTC, such as ``2026-11-21T04:00:00Z``."""
     yanked: str | None = None
-    """Why nobody should install it any more; None when anybody may."""
+    """The reason of a yank; None if it is not yanked."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -113,7 +112,7 @@ class Release:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What it requires by itself, without its extras."""
+        """Its requirements without those of its extras."""
         return tuple(text for text in self.requires if "extra ==" not in text)
 
     @property
@@ -123,7 +122,7 @@ class Release:
 
     @property
     def order(self) -> Version:
-        """What releases of one package are sorted by."""
+        """The sort key of releases of one package."""
         return Version(self.version)
 
     def __str__(self) -> str:
@@ -142,11 +141,11 @@ class Release:
         return TargetFile(self.length_bytes, {"sha256": self.sha256}, self.target, extra)
 
     def with_yank(self, reason: str | None) -> Release:
-        """Return the same release, yanked for a reason, or no longer yanked (None)."""
+        """Return the same release, yanked for a reason, or not yanked (None)."""
         return replace(self, yanked=reason)
 
     def disagreement(self, wheel: Wheel) -> str | None:
-        """Return where the record says something else than the wheel itself; None: nowhere."""
+        """Return a message on where the record and the wheel differ; None if nowhere."""
         true = release_of(wheel, self.owner, self.check, self.published)
         for name in Release.__dataclass_fields__:
             if name != "yanked" and getattr(self, name) != getattr(true, name):
@@ -163,11 +162,11 @@ def release_of_target(owner: str, target: TargetFile) -> Release:
     """Return the release that an owner's signed metadata describes.
 
     Args:
-        owner: Whose role the target was found in.
-        target: Verified by TUF; its record is the owner's word.
+        owner: The role that the target is in.
+        target: Verified by TUF; its record is the owner's statement.
 
     Raises:
-        RegistryError: When the record is malformed or reaches outside of the owner's names.
+        RegistryError: If the record is malformed or uses names outside the owner's namespace.
     """
     folder, _, name = target.path.rpartition("/")
     custom = target.custom if isinstance(target.custom, dict) else {}
@@ -188,20 +187,20 @@ def release_of_target(owner: str, target: TargetFile) -> Release:
 
 
 def _check_file_name(release: Release, source: str) -> None:
-    """Check that the wheel's file name says the same distribution and version as the record."""
+    """Check that the wheel's file name has the distribution and version of the record."""
     try:
         distribution, version, _, _ = parse_wheel_filename(release.wheel)
     except InvalidWheelFilename as e:
         raise RegistryError(f"{source}: {first_line(str(e))}") from e
     if (distribution, str(version)) != (release.distribution, release.version):
-        raise RegistryError(f"{source}: it is a record of {release}")
+        raise RegistryError(f"{source}: the record is of {release}")
 
 
 def release_of(wheel: Wheel, owner: str, check: CheckReport, published: str) -> Release:
-    """Return the release that a wheel makes.
+    """Return the release for a wheel.
 
     Raises:
-        RegistryError: When the wheel is none that this owner may publish.
+        RegistryError: If this owner may not publish the wheel.
     """
     if not any(group == GROUP for group, _, _ in wheel.entry_points):
         raise RegistryError(
@@ -209,7 +208,7 @@ def release_of(wheel: Wheel, owner: str, check: CheckReport, published: str) -> 
             f'add [project.entry-points.{GROUP}] with NAME = "PACKAGE.plugin" to its pyproject.toml'
         )
     if not wheel.manifests:
-        raise RegistryError(f"{wheel.name} holds no rollart.yaml: put one into its import package")
+        raise RegistryError(f"{wheel.name} holds no rollart.yaml: add one to its import package")
     provides = tuple(
         Provided(kind, spec.id, spec.summary, spec.entry_point)
         for manifest in wheel.manifests.values()
@@ -237,10 +236,10 @@ def release_of(wheel: Wheel, owner: str, check: CheckReport, published: str) -> 
 
 
 def check_names(provides: tuple[Provided, ...], distribution: str, owner: str) -> None:
-    """Check that ids and distribution lie within an owner's names.
+    """Check that ids and distribution are in an owner's namespace.
 
     Raises:
-        RegistryError: Naming the first that does not.
+        RegistryError: If one is not; names the first.
     """
     if not provides:
         raise RegistryError(f"{distribution} provides nothing: its rollart.yaml lists no id")
@@ -253,8 +252,8 @@ def check_names(provides: tuple[Provided, ...], distribution: str, owner: str) -
             )
     if owner_of_distribution(distribution, [owner]) is None:
         raise RegistryError(
-            f"distribution {distribution!r} does not carry its owner's name: "
-            f"call it {owner}, or something that begins with {owner}-"
+            f"distribution {distribution!r} does not begin with its owner's name: "
+            f"name it {owner}, or a name that begins with {owner}-"
         )
 
 
@@ -265,5 +264,5 @@ def _check_code_is_inside(wheel: Wheel, provides: tuple[Provided, ...]) -> None:
         package = value.partition(":")[0].split(".")[0].strip()
         if package not in wheel.packages:
             raise RegistryError(
-                f"{wheel.name}: {name!r} is in {value!r}, and the wheel holds no {package!r}"
+                f"{wheel.name}: {name!r} is in {value!r}, but the wheel holds no {package!r}"
             )

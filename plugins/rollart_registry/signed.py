@@ -1,8 +1,8 @@
-"""The signed state of a registry's folder, read back by those who sign on top of it.
+"""Read the signed state of a registry's folder, to sign the next state on top of it.
 
-Takes: a folder and a root that is trusted already. Gives: :class:`SignedState`. Never: is what a
-client relies on (that is ``tuf.ngclient``, in :mod:`rollart_registry.client`): expiry is no
-matter here, because an operator must be able to refresh what has expired.
+Takes: a folder and a trusted root. Gives: :class:`SignedState`. Never: serves clients
+(:mod:`rollart_registry.client` uses ``tuf.ngclient``). Expiry is not checked here, because an
+operator must be able to refresh expired metadata.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SignedState:
     snapshot: Metadata[Snapshot]
     targets: Metadata[Targets]
     owners: Mapping[str, Metadata[Targets]]
-    """Owner -> metadata, of those who have published."""
+    """Owner -> metadata, for owners that have published."""
 
     @property
     def delegated(self) -> Mapping[str, DelegatedRole]:
@@ -60,7 +60,7 @@ def load_state(tree: RegistryTree, root: bytes) -> SignedState:
         root: Trusted root metadata, from the operator's own key folder.
 
     Raises:
-        RegistryError: When a file is missing, malformed, or not signed by whom it should be.
+        RegistryError: If a file is missing, malformed, or not signed by the right keys.
     """
     trusted: Metadata[Root] = parse(root, "root.json")
     _verify(trusted, trusted, "root")
@@ -81,28 +81,28 @@ def load_state(tree: RegistryTree, root: bytes) -> SignedState:
 
 
 def read(path: Path) -> Metadata[Any]:
-    """Return the metadata in a file; nothing is verified yet.
+    """Return the metadata in a file, not yet verified.
 
     Raises:
-        RegistryError: When it is missing or malformed.
+        RegistryError: If it is missing or malformed.
     """
     try:
         return parse(path.read_bytes(), path.name)
     except OSError as e:
-        message = f"cannot read {path}: {e.strerror}: half written, or no registry at all"
+        message = f"cannot read {path}: {e.strerror}: it is half written, or not a registry"
         raise RegistryError(message) from e
 
 
 def parse(data: bytes, name: str) -> Metadata[Any]:
-    """Return metadata from bytes; nothing is verified yet.
+    """Return metadata from bytes, not yet verified.
 
     Raises:
-        RegistryError: When it is malformed.
+        RegistryError: If it is malformed.
     """
     try:
         return Metadata.from_bytes(data)
     except RepositoryError as e:
-        raise RegistryError(f"{name} is no TUF metadata: {first_line(str(e))}") from e
+        raise RegistryError(f"{name} is not TUF metadata: {first_line(str(e))}") from e
 
 
 def _read_role(tree: RegistryTree, role: str, meta: MetaFile) -> Metadata[Any]:
@@ -113,7 +113,7 @@ def _read_role(tree: RegistryTree, role: str, meta: MetaFile) -> Metadata[Any]:
     except RepositoryError as e:
         raise RegistryError(f"{path.name} is not what was signed: {first_line(str(e))}") from e
     if found.signed.version != meta.version:
-        raise RegistryError(f"{path.name} holds version {found.signed.version}")
+        raise RegistryError(f"{path.name} holds another version, {found.signed.version}")
     return found
 
 
@@ -121,4 +121,4 @@ def _verify(delegator: Metadata[Any], found: Metadata[Any], role: str) -> None:
     try:
         delegator.signed.verify_delegate(role, found.signed_bytes, found.signatures)
     except (RepositoryError, ValueError) as e:
-        raise RegistryError(f"{role}.json: {first_line(str(e))}, not by those it takes") from e
+        raise RegistryError(f"{role}.json: {first_line(str(e))}, not by its required keys") from e

@@ -1,6 +1,6 @@
-"""Where it is kept which registries this person trusts.
+"""Locate the folder of the user's trusted registries.
 
-Takes: the environment. Gives: a path. Never: makes it.
+Takes: the environment. Gives: a path. Never: creates it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def state_folder() -> Path:
-    """Return the folder that keeps the trusted registries of this person."""
+    """Return the folder of the user's trusted registries."""
     config = os.environ.get("ROLLART_CONFIG_DIR")
     if config:
         return _plain(config) / "registries"
@@ -19,5 +19,5 @@ def state_folder() -> Path:
 
 
 def _plain(folder: str) -> Path:
-    """Return a path as pip names it too: from the root, without ``~`` and ``..``."""
+    """Return an absolute path without ``~`` and ``..``, as pip does."""
     return Path(os.path.abspath(os.path.expanduser(folder)))

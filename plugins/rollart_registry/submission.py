@@ -1,9 +1,8 @@
 """The owner's side: a submission is the owner's next metadata and the wheels it adds.
 
-Takes: a verified view of the registry, the owner's key, a checked wheel. Gives: a folder that the
-operator accepts: ``OWNER.json`` and ``SHA256.NAME.whl``. Never: touches what clients see, or
-leaves a submission whose metadata names a file that is not there: the metadata is written last,
-whole.
+Takes: a verified view of the registry, the owner's key, a checked wheel. Gives: a folder for the
+operator to accept: ``OWNER.json`` and ``SHA256.NAME.whl``. Never: changes what clients see, or
+leaves metadata that names a missing file: the metadata is written last, atomically.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ Check = Callable[[str], Mapping[str, Any]]
 """Runs the conformance suite on a wheel and returns its report's JSON."""
 
 OWNER_DAYS: Final = 365.0
-"""How long what an owner signs holds, in days, unless the owner says otherwise."""
+"""The default number of days until an owner's signature expires."""
 
 
 @dataclass(slots=True)
 class Owner:
-    """Somebody who publishes: a key, and where submissions go."""
+    """An owner that publishes: a key, and the folder for submissions."""
 
     name: str
     signer: CryptoSigner
@@ -47,12 +46,12 @@ class Owner:
 
     @property
     def folder(self) -> Path:
-        """Where this owner's submission lies."""
+        """The folder of this owner's submission."""
         return self.submissions / self.name
 
     @property
     def waiting(self) -> Path:
-        """The metadata that this owner handed in and that is not accepted yet."""
+        """The file of the owner's submitted metadata, which is not accepted yet."""
         return self.folder / f"{self.name}.json"
 
 
@@ -62,39 +61,39 @@ def owner_of_key(client: RegistryClient, signer: CryptoSigner, name: str | None 
     Args:
         client: The registry.
         signer: The key.
-        name: Which owner it should be; None: the only one there is.
+        name: The expected owner; None means the only one of this key.
 
     Raises:
-        RegistryError: When the registry delegated no such namespace to this key.
+        RegistryError: If the registry delegated no such namespace to this key.
     """
     roles = delegated_roles(client.targets())
     holding = [owner for owner, role in roles.items() if signer.public_key.keyid in role.keyids]
     if name is not None and name not in roles:
         raise RegistryError(f"{client.base} has no owner {name!r}; its operator can add one")
     if name is not None and name not in holding:
-        raise RegistryError(f"this key does not sign for {name!r}: others do")
+        raise RegistryError(f"this key does not sign for {name!r}: use a key of that owner")
     if not holding:
-        raise RegistryError(f"{client.base} delegated nothing to this key; its operator can")
+        raise RegistryError(f"{client.base} delegated nothing to this key; its operator can do so")
     if name is None and len(holding) > 1:
-        raise RegistryError(f"this key signs for {', '.join(holding)}: name one by --owner")
+        raise RegistryError(f"this key signs for {', '.join(holding)}: choose one with --owner")
     return name or holding[0]
 
 
 def publish(client: RegistryClient, owner: Owner, wheel: Wheel, check: Check) -> Release:
-    """Check a wheel and hand it in.
+    """Check a wheel and submit it.
 
     Args:
-        client: The registry, as verified now.
-        owner: Who publishes.
-        wheel: What.
-        check: The conformance suite; what fails it is refused.
+        client: The verified registry.
+        owner: The owner that publishes.
+        wheel: The wheel to publish.
+        check: The conformance suite; a wheel that fails it is refused.
 
     Raises:
-        RegistryError: Naming the reason; then nothing was handed in.
+        RegistryError: If the wheel is refused; then nothing was submitted.
     """
     published = owner.now.strftime("%Y-%m-%dT%H:%M:%SZ")
     unchecked = CheckReport(False, {}, ())
-    release_of(wheel, owner.name, unchecked, published)  # what is not the owner's is not even run
+    release_of(wheel, owner.name, unchecked, published)  # do not run a wheel of another owner
     _check_new(client, owner, wheel)
     report = CheckReport.from_json(check(str(wheel.path)))
     if not report.passed:
@@ -111,10 +110,10 @@ def publish(client: RegistryClient, owner: Owner, wheel: Wheel, check: Check) ->
 
 
 def yank(client: RegistryClient, owner: Owner, wanted: Wanted, reason: str | None) -> list[Release]:
-    """Hand in that a version is yanked for a reason, or no longer (None).
+    """Submit that a version is yanked for a reason, or no longer yanked (None).
 
     Raises:
-        RegistryError: When there is no such version.
+        RegistryError: If there is no such version.
     """
     with locked(owner.submissions):
         signed = _latest(client, owner)
@@ -131,26 +130,26 @@ def yank(client: RegistryClient, owner: Owner, wanted: Wanted, reason: str | Non
 
 
 def renew(client: RegistryClient, owner: Owner) -> None:
-    """Hand in the same releases, signed anew, before the owner's signature expires."""
+    """Submit the same releases, signed again, before the owner's signature expires."""
     with locked(owner.submissions):
         _hand_in(owner, _latest(client, owner))
 
 
 def _check_new(client: RegistryClient, owner: Owner, wheel: Wheel) -> Targets:
-    """Return what the owner signed last, when it does not hold this version yet."""
+    """Return the owner's last signed metadata, which must not have this version yet."""
     signed = _latest(client, owner)
     live = client.owner_targets(owner.name)
     published = live.signed.targets if live else {}
     rightful = owner_of_distribution(wheel.distribution, client.owners())
     if rightful != owner.name:
-        raise RegistryError(f"{wheel.distribution!r} is a name of {rightful!r}; choose another")
+        raise RegistryError(f"{wheel.distribution!r} belongs to {rightful!r}; choose another")
     for path, target in signed.targets.items():
         release = release_of_target(owner.name, target)
         if (release.distribution, release.version) == (wheel.distribution, wheel.version):
             if path not in published:
                 raise RegistryError(
-                    f"{release} waits already, to be accepted: to hand in another instead, remove "
-                    f"{owner.waiting}, and hand in again what else waits there"
+                    f"{release} is submitted already, but not accepted: to replace it, remove "
+                    f"{owner.waiting}, and submit its other releases again"
                 )
             raise RegistryError(
                 f"{release} is published already, and a version never changes: raise the version "
@@ -160,7 +159,7 @@ def _check_new(client: RegistryClient, owner: Owner, wheel: Wheel) -> Targets:
 
 
 def _latest(client: RegistryClient, owner: Owner) -> Targets:
-    """Return what the owner signed last: what waits to be accepted, else what the registry has."""
+    """Return the owner's last signed metadata: the pending submission, else the registry's."""
     live = client.owner_targets(owner.name)
     current = live.signed if live else Targets(version=1)
     if live is None:
@@ -185,7 +184,7 @@ def _hand_in(owner: Owner, signed: Targets) -> None:
 
 
 def _copy_whole(wheel: Wheel, to: Path) -> None:
-    """Copy a wheel; a copy that was cut off does not bear the final name."""
+    """Copy a wheel atomically."""
     if to.exists():
         return
     partial = to.with_name(f".new-{to.name}")
@@ -200,7 +199,7 @@ def _copy_whole(wheel: Wheel, to: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What an owner handed in."""
+    """A submission of an owner."""
 
     owner: str
     folder: Path
@@ -211,13 +210,13 @@ class Submission:
         return self.folder / f"{self.owner}.json"
 
     def wheel_file(self, target: TargetFile) -> Path:
-        """Return where a wheel that the submission adds should lie."""
+        """Return the path of a wheel that the submission adds."""
         name = target.path.rpartition("/")[2]
         return self.folder / f"{target.hashes.get('sha256')}.{name}"
 
 
 def submissions_in(folder: Path) -> list[Submission]:
-    """Return the submissions in a folder; one whose metadata is not there yet does not count."""
+    """Return the submissions in a folder; those without metadata are left out."""
     owners = sorted(path.name for path in folder.glob("*") if path.is_dir())
     found = [Submission(name, folder / name) for name in owners if OWNER_PATTERN.fullmatch(name)]
     return [submission for submission in found if submission.metadata_file.is_file()]

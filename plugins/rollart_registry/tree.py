@@ -1,10 +1,10 @@
-"""The files of a registry: where each lies, and how one is written so that nobody sees half of it.
+"""The files of a registry: their paths, and atomic writes.
 
     metadata/timestamp.json  N.snapshot.json  N.targets.json  N.root.json  N.OWNER.json
     targets/OWNER/SHA256.NAME.whl
-    submissions/OWNER/OWNER.json, SHA256.NAME.whl    what owners handed in; nobody trusts it yet
+    submissions/OWNER/OWNER.json, SHA256.NAME.whl    submitted by owners; not trusted yet
 
-Takes: a folder. Gives: paths, whole files, a lock. Never: signs or verifies.
+Takes: a folder. Gives: paths, atomically written files, a lock. Never: signs or verifies.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ class RegistryTree:
 
     @property
     def submissions(self) -> Path:
-        """The folder of what owners handed in."""
+        """The folder of the owners' submissions."""
         return self.path / "submissions"
 
     @property
     def exists(self) -> bool:
-        """Whether there is a registry."""
+        """Whether the folder holds a registry."""
         return (self.metadata / "1.root.json").is_file()
 
     def role_file(self, role: str, version: int) -> Path:
-        """Return where one version of a role's metadata lies; a timestamp has no other version."""
+        """Return the path of one version of a role's metadata; a timestamp has one version."""
         name = "timestamp.json" if role == "timestamp" else f"{version}.{role}.json"
         return self.metadata / name
 
     def target_file(self, owner: str, sha256: str, name: str) -> Path:
-        """Return where a wheel lies, by TUF's rule for consistent snapshots."""
+        """Return the path of a wheel, by TUF's rule for consistent snapshots."""
         return self.targets / owner / f"{sha256}.{name}"
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, also after a power cut.
+    """Write a file atomically: a reader sees the old one or the new one, also after a power cut.
 
     Raises:
-        RegistryError: When it cannot be written; what was there before is there still.
+        RegistryError: If it cannot be written; the old file is unchanged.
     """
     temporary = None
     try:
@@ -79,10 +79,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder: a second process waits until the first has left.
+    """Hold the lock of a folder: a second process waits until the first releases it.
 
     Raises:
-        RegistryError: When the folder cannot be written to.
+        RegistryError: If the folder cannot be written to.
     """
     import fcntl
 

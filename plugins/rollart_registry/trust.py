@@ -1,8 +1,8 @@
-"""Which registries this person trusts: for each the root it was first trusted with.
+"""The registries that the user trusts, each with the root of the first use.
 
-Takes: a base URL. Gives: the folder that keeps its root and what TUF's client has seen since, so
-that a rollback is noticed. Never: trusts a root by itself; whoever calls has shown its fingerprint
-to a person, or was given it.
+Takes: a base URL. Gives: the folder with its root and the state of TUF's client, which detects
+rollbacks. Never: trusts a root without confirmation; the caller has shown its fingerprint to the
+user, or was given it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT_MAX_BYTES: Final = 512_000
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """A registry somebody decided to trust."""
+    """A registry that the user decided to trust."""
 
     base: str
     folder: Path
@@ -39,20 +39,20 @@ class Trusted:
 
     @property
     def fingerprint(self) -> str:
-        """Of the root it was first trusted with."""
+        """The fingerprint of the root that was trusted first."""
         return fingerprint(self.root)
 
 
 def fingerprint(root: bytes) -> str:
-    """Return what people compare: the SHA-256 (hex) of a root metadata file."""
+    """Return the SHA-256 (hex) of a root metadata file, which users compare."""
     return hashlib.sha256(root).hexdigest()
 
 
 def trusted(base: str) -> Trusted | None:
-    """Return what was decided about a registry before; None: nothing yet.
+    """Return a registry if it is trusted already; None if it is new.
 
     Raises:
-        RegistryError: When what is kept about it cannot be read.
+        RegistryError: If its stored state cannot be read.
     """
     folder = _folder(base)
     if not (folder / "registry.json").is_file():
@@ -62,11 +62,11 @@ def trusted(base: str) -> Trusted | None:
         facts = json.loads((folder / "registry.json").read_text("utf-8"))
         return Trusted(base, folder, root, int(facts["root_version"]))
     except (OSError, ValueError, KeyError) as e:
-        raise RegistryError(f"{folder} is damaged ({e}): remove it to trust {base} anew") from e
+        raise RegistryError(f"{folder} is damaged ({e}): remove it to trust {base} again") from e
 
 
 def all_trusted() -> list[Trusted]:
-    """Return every registry this person trusts."""
+    """Return every registry that the user trusts."""
     found = []
     for path in sorted(state_folder().glob("*/registry.json")):
         try:
@@ -83,7 +83,7 @@ def trust(base: str, root: bytes) -> Trusted:
     """Trust a registry from now on, with this root.
 
     Raises:
-        RegistryError: When the root is not signed by its own keys, or another is trusted already.
+        RegistryError: If the root is not signed by its own keys, or another is trusted already.
     """
     version = check_root(root)
     before = trusted(base)
@@ -91,7 +91,7 @@ def trust(base: str, root: bytes) -> Trusted:
         if before.root != root:
             raise RegistryError(
                 f"{base} is trusted with the root {before.fingerprint}, not with "
-                f"{fingerprint(root)}; remove {before.folder} if the registry was made anew"
+                f"{fingerprint(root)}; remove {before.folder} if the registry was recreated"
             )
         return before
     folder = _folder(base)
@@ -102,10 +102,10 @@ def trust(base: str, root: bytes) -> Trusted:
 
 
 def offered_root(base: str, version: int = 1) -> bytes:
-    """Return a version of the root as the registry offers it; nothing trusts it yet.
+    """Return a version of the registry's root, which is not trusted yet.
 
     Raises:
-        RegistryError: When the registry is down, or is none.
+        RegistryError: If the registry is unreachable, or not a registry.
     """
     url = f"{base}/metadata/{version}.root.json"
     with explained(base):
@@ -116,13 +116,13 @@ def check_root(root: bytes) -> int:
     """Check that root metadata is signed by its own keys; return its version.
 
     Raises:
-        RegistryError: When it is not.
+        RegistryError: If it is not.
     """
     metadata: Metadata[Root] = parse(root, "root.json")
     try:
         metadata.signed.verify_delegate("root", metadata.signed_bytes, metadata.signatures)
     except (RepositoryError, ValueError, AttributeError) as e:
-        raise RegistryError("this root is not signed by its own keys: it is no registry's") from e
+        raise RegistryError("this root is not signed by its own keys: it is invalid") from e
     return metadata.signed.version
 
 

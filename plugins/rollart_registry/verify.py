@@ -1,10 +1,11 @@
-"""Compare what is installed, or what a registry serves, with what was signed.
+"""Compare installed packages, or the files of a registry, with their signed metadata.
 
 Takes: a lock and an interpreter, or a verified view of a registry. Gives: every difference, one
-line each. Never: mends one, or runs a script.
+line each. Never: fixes one, or runs a script.
 
-pip writes the scripts of entry points itself, so a wheel holds no hash of them, and the RECORD lies
-beside them: a script is read, and must be what pip writes (:func:`script_fault`):
+pip generates the scripts of entry points, so a wheel has no hash of them, and the installed RECORD
+can be changed with them. So each script is read, and must equal what pip writes
+(:func:`script_fault`):
 
     #!/path/to/python
     import re, sys
@@ -13,7 +14,7 @@ beside them: a script is read, and must be what pip writes (:func:`script_fault`
         sys.argv[0] = ...
         sys.exit(NAME())
 
-Versions of pip differ in how they shorten ``argv[0]``; that alone is left free.
+Versions of pip differ in how they shorten ``argv[0]``; only that line may vary.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _WRITTEN_BY_PIP = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 
 
 def differing_files(wheel: Wheel, interpreter: TargetInterpreter) -> list[str]:
-    """Return where an installed distribution differs from its wheel; nothing: nowhere."""
+    """Return the differences between an installed distribution and its wheel."""
     installed = interpreter.installed.get(wheel.distribution)
     if installed is None:
         return [f"{wheel.distribution} is not installed"]
@@ -59,10 +60,10 @@ def differing_files(wheel: Wheel, interpreter: TargetInterpreter) -> list[str]:
 
 
 def verify_lock(client: RegistryClient, lock: Lock, interpreter: TargetInterpreter) -> list[str]:
-    """Return where an environment differs from its lock.
+    """Return the differences between an environment and its lock.
 
-    Files of the registry's packages are compared with the wheel that the lock and the registry's
-    metadata name; those of an index's packages with the RECORD that was installed with them.
+    Files of the registry's packages are compared with the wheel in the lock and the registry's
+    metadata; files of an index's packages with their installed RECORD.
     """
     found: list[str] = []
     for package in lock.packages:
@@ -75,7 +76,7 @@ def verify_lock(client: RegistryClient, lock: Lock, interpreter: TargetInterpret
         installed = interpreter.installed.get(present.name)
         if installed is None or installed.version != present.version:
             have = installed.version if installed else "not installed"
-            found.append(f"{present.name} is {have}, and was {present.version}")
+            found.append(f"{present.name} is {have}, but was {present.version} when it was locked")
     return found
 
 
@@ -83,7 +84,7 @@ def verify_registry(client: RegistryClient) -> tuple[int, list[str]]:
     """Download and compare every wheel of a registry.
 
     Returns:
-        How many releases hold, and what is wrong.
+        The number of valid releases, and the faults.
     """
     good, wrong = 0, []
     for release in client.releases():
@@ -99,9 +100,9 @@ def _record_differences(package: LockedPackage, interpreter: TargetInterpreter) 
     installed = interpreter.installed.get(package.name)
     if installed is None or installed.version != package.version:
         have = installed.version if installed else "not installed"
-        return [f"{package.name} is {have}, and the lock says {package.version}"]
+        return [f"{package.name} is {have}, but the lock has {package.version}"]
     if not installed.record:
-        return [f"{package.name} has no RECORD any more, to compare its files with"]
+        return [f"{package.name} has no RECORD any more to compare its files with"]
     return [
         f"{path} {difference}"
         for path, sha256 in _record(installed)
@@ -150,12 +151,12 @@ _CALLS: Final = ("re.sub", "sys.argv[0].endswith", "sys.argv[0].removesuffix", "
 
 
 def script_fault(path: Path, value: str, interpreter: TargetInterpreter) -> str:
-    """Return what is wrong with an installed script; empty when nothing is.
+    """Return the fault of an installed script; empty if there is none.
 
     Args:
-        path: Of the script.
-        value: Of its entry point: ``module:function``.
-        interpreter: Whose script it is.
+        path: Path of the script.
+        value: Value of its entry point: ``module:function``.
+        interpreter: The interpreter that the script belongs to.
     """
     try:
         text = path.read_text("utf-8")
@@ -166,8 +167,8 @@ def script_fault(path: Path, value: str, interpreter: TargetInterpreter) -> str:
         return "is not what pip writes"
     entry = EntryPoint("script", value, "console_scripts")
     if not _same_python(text, interpreter):
-        return "is run by another program than its Python"
-    return "" if _is_pips(tree, entry) else f"runs something else than {value}"
+        return "is not run by the Python of its environment"
+    return "" if _is_pips(tree, entry) else f"does not run {value}"
 
 
 def _same_python(text: str, interpreter: TargetInterpreter) -> bool:

@@ -1,10 +1,10 @@
-"""What a wheel holds, read from its archive without importing or installing anything.
+"""Read a wheel's content from its archive without importing or installing anything.
 
-Takes: a wheel file. Gives: :class:`Wheel`, or a :class:`RegistryError` for a wheel that could do
-more than put files of its own packages into site-packages. Never: runs code of the wheel.
+Takes: a wheel file. Gives: :class:`Wheel`, or a :class:`RegistryError` for a wheel that does more
+than add files of its own packages to site-packages. Never: runs code of the wheel.
 
-:func:`wheel_of` builds the wheel of a project, in a copy of it: in the project itself an old
-``build/`` folder would get into the wheel. It never fetches a build backend.
+:func:`wheel_of` builds the wheel of a project, in a copy of it, because an old ``build/`` folder of
+the project would get into the wheel. It never downloads a build backend.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FAULTS: Final = (
     csv.Error,
     zlib.error,
 )
-"""What reading an archive raises that was damaged, encrypted or made up."""
+"""Errors of reading a damaged, encrypted or forged archive."""
 _RUN_AT_START: Final = frozenset({"sitecustomize", "usercustomize"})
 _SCRIPTS: Final = ("console_scripts", "gui_scripts")
 _SCRIPT_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -58,7 +58,7 @@ _RESERVED: Final = re.compile(
     r"(pythonw?|pypy|pip|easy_install|(de)?activate|rollart)[-0-9.]*(config|exe|csh|fish|nu|ps1|py)?",
     re.IGNORECASE,
 )
-"""Scripts that every virtual environment has; pip writes ``pip3`` for a script ``pip`` too."""
+"""Scripts of every virtual environment; pip also writes ``pip3`` for a script ``pip``."""
 
 EntryPoints = tuple[tuple[str, str, str], ...]
 
@@ -91,17 +91,17 @@ class Wheel:
 
     @property
     def packages(self) -> frozenset[str]:
-        """The folders that it puts at the top of site-packages."""
+        """The top-level folders that it adds to site-packages."""
         return frozenset(top for path in self.files if (top := path.split("/")[0]) and "/" in path)
 
     @property
     def scripts(self) -> dict[str, str]:
-        """The scripts that pip writes for it: name -> the function that runs."""
+        """The scripts that pip writes for it: name -> function."""
         return {name: value for group, name, value in self.entry_points if group in _SCRIPTS}
 
     @property
     def tops(self) -> frozenset[str]:
-        """The names of the packages and modules that it puts at the top of site-packages."""
+        """The names of its top-level packages and modules."""
         return frozenset(_top(path) for path in self.files) - {""}
 
 
@@ -109,14 +109,12 @@ def read_wheel(path: Path) -> Wheel:
     """Read and check a wheel.
 
     Raises:
-        RegistryError: With the file's name and what is wrong with it.
+        RegistryError: If it is refused; gives the file's name and the fault.
     """
     try:
         distribution, version, _, _ = parse_wheel_filename(path.name)
     except InvalidWheelFilename:
-        message = (
-            f"{path.name} is no wheel's file name; one looks like acme_maze-1.0.0-py3-none-any.whl"
-        )
+        message = f"{path.name} is not a wheel file name such as acme_maze-1.0.0-py3-none-any.whl"
         raise RegistryError(message) from None
     try:
         length = path.stat().st_size
@@ -135,10 +133,10 @@ def read_wheel(path: Path) -> Wheel:
     except OSError as e:
         raise RegistryError(f"cannot read {path}: {e.strerror}") from e
     except _FAULTS as e:
-        raise RegistryError(f"{path.name} is no whole wheel: {first_line(str(e))}") from e
+        raise RegistryError(f"{path.name} is not a complete wheel: {first_line(str(e))}") from e
     inside = canonicalize_name(str(metadata["Name"])), str(metadata["Version"])
     if inside != (distribution, str(version)):
-        raise RegistryError(f"{path.name} calls itself {' '.join(inside)} in its METADATA")
+        raise RegistryError(f"{path.name} is {' '.join(inside)} by its METADATA")
     requires = tuple(metadata.get_all("Requires-Dist") or ())
     _check_requires(path.name, requires)
     _check_scripts(path.name, entry_points)
@@ -185,7 +183,7 @@ def _checked_files(name: str, archive: zipfile.ZipFile) -> dict[str, str]:
 
 
 def _top(path: str) -> str:
-    """Return what a file is imported by, at the top of site-packages; empty when it is not."""
+    """Return the top-level import name of a file in site-packages; empty if it has none."""
     top, inside, _ = path.partition("/")
     if top == "__pycache__" or top.endswith(".dist-info"):
         return ""
@@ -196,34 +194,34 @@ def _check_member(name: str, member: zipfile.ZipInfo) -> None:
     path = member.filename
     pure = PurePosixPath(path)
     if not pure.parts or str(pure) != path.removesuffix("/"):
-        raise RegistryError(f"{name} holds {path!r}, which is no plain path")
+        raise RegistryError(f"{name} holds {path!r}, which is not a plain path")
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        raise RegistryError(f"{name} holds {path!r}, which is packed as no wheel is")
+        raise RegistryError(f"{name} holds {path!r}, which uses an unsupported compression")
     outside = pure.is_absolute() or ".." in pure.parts or "\\" in path or ":" in pure.parts[0]
     if outside or stat.S_ISLNK(member.external_attr >> 16):
         raise RegistryError(f"{name} holds {path!r}, which leads out of its own folder")
     top = pure.parts[0]
     if top.endswith(".data"):
-        raise RegistryError(f"{name} holds {path!r}: files outside of packages are not taken")
+        raise RegistryError(f"{name} holds {path!r}: files outside of packages are not allowed")
     starts = len(pure.parts) == 1 and path.endswith(".pth")
     if starts or top.partition(".")[0] in _RUN_AT_START:
         raise RegistryError(f"{name} holds {path!r}, which would run whenever Python starts")
     if top.split(".")[0].startswith("rollart_") and not top.endswith(".dist-info"):
-        raise RegistryError(f"{name} holds {path!r}: packages rollart_* are RollArt's own")
+        raise RegistryError(f"{name} holds {path!r}: packages rollart_* are reserved for RollArt")
 
 
 def _check_one_distribution(name: str, paths: list[str], own: str) -> None:
-    """Refuse metadata of a second distribution, whose entry points nobody would be shown."""
+    """Refuse metadata of a second distribution, whose entry points would not be shown."""
     for path in paths:
         top = path.split("/")[0]
         if top != own and top.lower().endswith((".dist-info", ".egg-info", ".egg")):
-            raise RegistryError(f"{name} holds {path!r}: a wheel is of one distribution")
+            raise RegistryError(f"{name} holds {path!r}: a wheel must hold one distribution")
 
 
 def _single(name: str, paths: list[str], wanted: str) -> str:
     found = [p for p in paths if p.endswith(f".dist-info/{wanted}") and p.count("/") == 1]
     if len(found) != 1:
-        raise RegistryError(f"{name} holds {len(found)} {wanted} files; a wheel holds one")
+        raise RegistryError(f"{name} holds {len(found)} {wanted} files; a wheel must hold one")
     return found[0]
 
 
@@ -261,7 +259,7 @@ def _dist_info(
 
 
 class _EntryPointsOnly(Distribution):
-    """Reads entry points as Python does once they are installed: what is shown is what runs."""
+    """Parses entry points as Python does once they are installed, so what is shown is what runs."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -288,7 +286,7 @@ def _check_requires(name: str, requires: tuple[str, ...]) -> None:
             raise RegistryError(f"{name} requires {text!r}, which cannot be read: {reason}") from e
         if requirement.url:
             raise RegistryError(
-                f"{name} requires {text!r}: a dependency comes from the index of whoever installs, "
+                f"{name} requires {text!r}: a dependency comes from the user's index, "
                 "never from an address"
             )
 
@@ -298,9 +296,9 @@ def _check_scripts(name: str, entry_points: EntryPoints) -> None:
         if group not in _SCRIPTS:
             continue
         if not _SCRIPT_NAME.fullmatch(script):
-            raise RegistryError(f"{name} has the script {script!r}, which is no plain file name")
+            raise RegistryError(f"{name} has the script {script!r}, which is not a plain file name")
         if _RESERVED.fullmatch(script):
-            raise RegistryError(f"{name} has the script {script!r}, which is Python's or RollArt's")
+            raise RegistryError(f"{name} has the reserved script name {script!r}")
 
 
 _LEFT_OUT: Final = (".*", "build", "dist", "*.egg-info", "venv", "runs")
@@ -314,7 +312,7 @@ def wheel_of(path: Path, work: Path) -> Path:
         work: An empty folder to build in.
 
     Raises:
-        RegistryError: When it is neither, or cannot be built.
+        RegistryError: If it is neither, or cannot be built.
     """
     if path.is_file() and path.suffix == ".whl":
         return path

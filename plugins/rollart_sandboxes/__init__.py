@@ -1,1 +1,1 @@
-"""The built-in sandboxes: one agent and one protocol behind walls of different strength."""
+"""The built-in sandboxes: one agent and one protocol with several kinds of isolation."""

@@ -1,7 +1,7 @@
-"""What all boxes have in common: an agent inside, a connection to it, snapshots on the host.
+"""The base class of all sandboxes: an agent inside, a connection to it, snapshots on the host.
 
-Takes: a way to launch the agent, from each wall. Gives: the Sandbox contract. Never: unpacks on the
-host what came out of a box.
+Takes: a way to launch the agent, from each sandbox type. Gives: the Sandbox contract. Never:
+unpacks data from a sandbox on the host.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rollart_sandboxes.pool.owner import is_left, stamp
 from rollart_sandboxes.proxy import PORT, Proxy
 
 _GRACE_S: Final = 20.0
-"""Seconds after an exec's timeout in which the agent must have answered."""
+"""Seconds after the timeout of an exec within which the agent must answer."""
 _END_S: Final = 5.0
 _SNAPSHOTS: Final = "rollart-snapshots-"
 _LAST_WORDS_S: Final = 0.5
 
 
 class AgentSandbox(Sandbox):
-    """A box whose agent speaks over the stdin and stdout of one process.
+    """A sandbox whose agent communicates over the stdin and stdout of one process.
 
     Args:
-        options: The fields of the wall's config.
+        options: The fields of the sandbox type's config.
     """
 
     config_class: ClassVar[type[SandboxConfig]] = SandboxConfig
@@ -49,27 +49,27 @@ class AgentSandbox(Sandbox):
         self._complaints: list[bytes] = []
         self._listening: asyncio.Task[None] | None = None
         self.agent_pid: int | None = None
-        """Process id of the agent on the host, once it is up."""
+        """Process id of the agent on the host; None until the agent runs."""
         self.root = ""
-        """The working folder, as commands in the box see it."""
+        """The working folder, as commands in the sandbox see it."""
 
     @abstractmethod
     async def _launch(self) -> Launched:
-        """Start the process whose stdin and stdout are the agent's."""
+        """Start the process whose stdin and stdout belong to the agent."""
 
     @abstractmethod
     def _hello(self) -> dict[str, Any]:
         """Return the agent's settings."""
 
     async def _launched(self) -> None:
-        """Do what has to be done before anything runs in the box."""
+        """Prepare the sandbox before anything runs in it."""
 
     async def _gone(self) -> None:
-        """Remove what the wall left on the host."""
+        """Remove what the sandbox type left on the host."""
 
     @classmethod
     async def sweep(cls) -> list[str]:
-        """Remove the snapshots of processes that are gone, whether they kept a ledger or not."""
+        """Remove the snapshots of processes that have ended, with or without a ledger entry."""
         found = Path(tempfile.gettempdir()).glob(f"{_SNAPSHOTS}*")
         left = [folder for folder in found if is_left(folder.name)]
         for folder in left:
@@ -77,13 +77,13 @@ class AgentSandbox(Sandbox):
         return [f"snapshots {folder}" for folder in left if not folder.exists()]
 
     async def start(self) -> None:
-        """Bring the box up.
+        """Start the sandbox.
 
         Raises:
-            SandboxFailure: When it does not come up.
+            SandboxFailure: If the sandbox does not start.
         """
         if self._process is not None:
-            raise RuntimeError("a sandbox starts once")
+            raise RuntimeError("a sandbox can start only once: create another one")
         try:
             await self._start()
         except BaseException:
@@ -107,7 +107,7 @@ class AgentSandbox(Sandbox):
 
     @contextlib.contextmanager
     def _proxied(self, connection: Connection, hello: dict[str, Any]) -> Iterator[None]:
-        """Have the agent listen for what the config allows to be reached, if anything."""
+        """Let the agent listen for connections to the allowed hosts, if the config allows any."""
         if not isinstance(self._config, SandboxLeaseConfig) or not self._config.network:
             yield
             return
@@ -125,14 +125,14 @@ class AgentSandbox(Sandbox):
         stdin: bytes = b"",
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """Run a command; at its end nothing it started is left.
+        """Run a command. When it ends, all processes that it started are killed.
 
-        Output over the cap loses its middle: the first and the last bytes are kept. A signal that
-        ended the command is 128 plus its number, as in a shell.
+        Output over the limit loses its middle: the first and the last bytes are kept. If a signal
+        ended the command, the exit code is 128 plus the signal's number, as in a shell.
 
         Raises:
-            OSError: When the box cannot run it (no such ``cwd``, too many processes).
-            SandboxFailure: When the box is gone.
+            OSError: If the sandbox cannot run it (no such ``cwd``, too many processes).
+            SandboxFailure: If the sandbox is gone.
         """
         if not argv:
             raise ValueError("argv is empty")
@@ -155,19 +155,19 @@ class AgentSandbox(Sandbox):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """Run a program and speak with it over its stdin and stdout, until it ends.
+        """Run a program and exchange data with it over its stdin and stdout until it ends.
 
-        Its stderr is collected as ``exec`` does it. Cancelling kills it.
+        Its stderr is collected as in ``exec``. Cancellation kills the program.
 
         Raises:
             OSError: As ``exec``.
-            SandboxFailure: When the box is gone.
+            SandboxFailure: If the sandbox is gone.
         """
         header = self._command(argv, timeout_s, cwd, env, 1 << 16)
         return _result(*await self._up().program(take, begun, **header))
 
     async def read_file(self, path: str) -> bytes:
-        """Return a file; a relative path starts at the working folder."""
+        """Return the content of a file; a relative path starts at the working folder."""
         content = bytearray()
         most = self._config.file_bytes
         take = _bounded(content, most)
@@ -175,12 +175,12 @@ class AgentSandbox(Sandbox):
         return bytes(content)
 
     async def write_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Write a file whole or not at all, making its folders."""
+        """Write a file atomically, and create its folders."""
         pieces = _pieces(content)
         await self._up().call("write_file", path=path, mode=mode, pieces=pieces)
 
     async def snapshot(self) -> str:
-        """Keep an archive of the writable tree on the host, until the box is closed."""
+        """Store an archive of the writable folders on the host until the sandbox is closed."""
         connection = self._up()
         if self._snapshots is None:
             self._snapshots = Path(tempfile.mkdtemp(prefix=f"{_SNAPSHOTS}{stamp()}"))
@@ -198,10 +198,10 @@ class AgentSandbox(Sandbox):
         return name
 
     async def restore(self, snapshot: str) -> None:
-        """Bring the writable tree back to a snapshot of this box.
+        """Restore the writable folders from a snapshot of this sandbox.
 
         Raises:
-            LookupError: When there is no such snapshot.
+            LookupError: If there is no such snapshot.
         """
         kept = sorted(self._snapshots.glob("*.archive")) if self._snapshots else []
         path = next((path for path in kept if path.stem == snapshot), None)
@@ -210,11 +210,11 @@ class AgentSandbox(Sandbox):
             raise LookupError(f"no snapshot {snapshot!r}; there are {names}")
         try:
             await self._rewind(path, whole=False)
-        except OSError:  # whatever it is, nothing is left of it in empty folders
+        except OSError:  # a full restore starts from empty folders, so the cause does not matter
             await self._rewind(path, whole=True)
 
     async def _rewind(self, path: Path, *, whole: bool) -> None:
-        """Bring back what the agent finds changed since the snapshot, or everything."""
+        """Restore what the agent finds changed since the snapshot, or everything."""
         connection, name = self._up(), path.stem
         reply, body = await connection.call("rewind", name=name, whole=whole)
         if not reply.get("done"):
@@ -222,18 +222,18 @@ class AgentSandbox(Sandbox):
             await connection.call("restore", name=name, pieces=_pieces_of(path, spans))
 
     async def forward(self, path: str, target: str) -> None:
-        """Make a unix socket at ``path`` in the box that leads to ``target`` (host:port)."""
+        """Create a unix socket at ``path`` in the sandbox, connected to ``target`` (host:port)."""
         await self._up().forward(path, target)
 
     async def forward_port(self, target: str) -> str:
-        """Return a ``host:port`` of the box's own loopback that leads to ``target``."""
+        """Return a ``host:port`` on the sandbox's loopback that connects to ``target``."""
         return await self._up().forward_port(target)
 
     async def close(self) -> None:
-        """Take the box down; may be called twice.
+        """Stop the sandbox; may be called twice.
 
         Raises:
-            SandboxFailure: When something of it may be left, which is what a reaper is for.
+            SandboxFailure: If something may be left, for garbage collection to remove.
         """
         process, self._process = self._process, None
         try:
@@ -272,13 +272,13 @@ class AgentSandbox(Sandbox):
         return self._connection
 
     async def _hear(self, process: Launched) -> None:
-        """Keep the last of what the launched process complains of."""
+        """Keep the last stderr output of the launched process."""
         assert process.stderr is not None
         while data := await process.stderr.read(4096):
             self._complaints = [*self._complaints[-3:], data]
 
     async def _explain(self) -> str:
-        if self._listening is not None:  # the last words come a moment after the end
+        if self._listening is not None:  # the last stderr output arrives shortly after the end
             await asyncio.wait({self._listening}, timeout=_LAST_WORDS_S)
         said = b"".join(self._complaints).decode(errors="replace").strip().splitlines()
         return f": {said[-1][:300]}" if said else ""
@@ -288,7 +288,7 @@ def _result(reply: Mapping[str, Any], body: bytes) -> ExecResult:
     end = int(reply["out"])
     out, err = body[:end], body[end:]
     cuts = reply.get("cuts") or (None,)
-    if "timed_out" not in reply:  # it never ran, and the body is the reason
+    if "timed_out" not in reply:  # the command never ran, and the body is the reason
         out, err = b"", body
     return ExecResult(
         int(reply["exit_code"]),
@@ -305,7 +305,7 @@ def _result(reply: Mapping[str, Any], body: bytes) -> ExecResult:
 def _bounded(content: bytearray, most: int) -> Callable[[bytes], None]:
     def take(data: bytes) -> None:
         if len(content) + len(data) > most:
-            raise ValueError(f"a file grew beyond {most} bytes")
+            raise ValueError(f"the file grew beyond {most} bytes while it was read")
         content.extend(data)
 
     return take
@@ -317,7 +317,7 @@ async def _pieces(content: bytes) -> AsyncIterator[bytes]:
 
 
 async def _pieces_of(path: Path, spans: Iterable[Sequence[int]]) -> AsyncIterator[bytes]:
-    """Yield parts of a file; what lies outside of it is not there."""
+    """Yield parts of a file; skip what is beyond its end."""
     with path.open("rb") as file:
         for start, length in spans:
             file.seek(max(0, int(start)))
@@ -328,7 +328,7 @@ async def _pieces_of(path: Path, spans: Iterable[Sequence[int]]) -> AsyncIterato
 
 
 async def _end(process: Launched) -> None:
-    """Wait for a process whose stdin is closed; kill it when it takes its time."""
+    """Wait for a process whose stdin is closed; kill it if it does not end in time."""
     try:
         async with asyncio.timeout(_END_S):
             await process.wait()

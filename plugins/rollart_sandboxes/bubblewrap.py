@@ -1,11 +1,12 @@
-"""The light wall: namespaces around the agent, made by bubblewrap, without a daemon or an image.
+"""The sandbox type ``bubblewrap``: Linux namespaces around the agent, without a daemon or an image.
 
-Takes: options. Gives: the Sandbox contract: system folders read-only; a working folder, ``/tmp``
-and ``/dev/shm`` in memory, each of a size; no network, no capabilities, no way to gain any; and a
-filter of system calls. Where root starts it, folders that only root may enter (a Python below
-``/root``, say) are bound to where the box's user can read them, in a mount namespace that ends with
-the box. For ``rollart sandbox doctor``: what it needs and finds on this machine, with remedies.
-Never: runs as root on the host, or shows the host's processes, homes or temporary files.
+Takes: options. Gives: the Sandbox contract: read-only system folders; a working folder, ``/tmp``
+and ``/dev/shm`` in memory, each with a size limit; no network, no capabilities, no way to gain any;
+and a filter of system calls. If root starts the sandbox, folders that only root can enter (a Python
+below ``/root``, for example) are bind-mounted where the sandbox's user can read them, in a mount
+namespace that ends with the sandbox. For ``rollart sandbox doctor``: what it needs and finds on
+this machine, and how to fix it. Never: runs as root on the host, or shows the host's processes,
+homes or temporary files.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _LIMITS: Final = {"memory": "memory_bytes", "pids": "num_pids", "cpu": "cpus"}
 
 
 class BubblewrapSandbox(AgentSandbox):
-    """A box of Linux namespaces; needs ``bwrap`` and user namespaces."""
+    """A sandbox of Linux namespaces; needs ``bwrap`` and user namespaces."""
 
     config_class: ClassVar[type[SandboxConfig]] = BubblewrapConfig
 
@@ -81,17 +82,17 @@ class BubblewrapSandbox(AgentSandbox):
 
     @classmethod
     async def sweep(cls) -> list[str]:
-        """Remove what dead processes left: their snapshots, and boxes that never began."""
+        """Remove what dead processes left: snapshots, and sandboxes that never started."""
         return [*await super().sweep(), *await sweep()]
 
     @classmethod
     async def examine(cls) -> list[Finding]:
-        """Say what bubblewrap, the kernel and the cgroups of this machine allow."""
+        """Report what bubblewrap, the kernel and the cgroups of this machine allow."""
         return await examine()
 
     @property
     def enforced_by(self) -> dict[str, str]:
-        """What holds each limit: ``cgroup``, ``rlimit`` or ``tmpfs``; empty: nothing does."""
+        """What enforces each limit: ``cgroup``, ``rlimit`` or ``tmpfs``; empty if nothing does."""
         held = self._cgroup.held if self._cgroup else frozenset()
         return {
             "memory_bytes": "cgroup" if "memory" in held else "rlimit",
@@ -112,7 +113,7 @@ class BubblewrapSandbox(AgentSandbox):
         argv += arguments(self._options, sources)
         for fd, path in files:
             argv += ["--ro-bind-data", str(fd), path]
-        # Last, since nothing can be mounted in what is read-only; what is below stays as it is.
+        # Last, because nothing can be mounted in a read-only mount; mounts below it do not change.
         argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK, "--"]
         argv += [self._options.python, "-I", "-S", "-c", bootstrap()]
         try:
@@ -122,7 +123,7 @@ class BubblewrapSandbox(AgentSandbox):
                 os.close(fd)
 
     async def _launched(self) -> None:
-        """Put the agent in its cgroup; it waits for its source, so nothing has run yet."""
+        """Put the agent in its cgroup. It waits for its source, so nothing has run yet."""
         self.agent_pid = await self._read_pid()
         if self._options.cgroup:
             self._cgroup = Cgroup.make(
@@ -170,14 +171,14 @@ class BubblewrapSandbox(AgentSandbox):
 
 
 def arguments(options: BubblewrapConfig, sources: Mapping[str, str] | None = None) -> list[str]:
-    """Return what bubblewrap is told of the box's files; ``sources``: where some are found."""
+    """Return bubblewrap's file arguments; ``sources`` maps a path to where it is found."""
     argv = list(_system(Path(options.rootfs)))
     tmp = str(folder_bytes(options.tmp_bytes, options.memory_bytes))
     disk = str(folder_bytes(options.disk_bytes, options.memory_bytes))
     argv += ["--proc", "/proc", "--dev", "/dev", "--size", tmp, "--tmpfs", "/dev/shm"]
     argv += ["--perms", "1777", "--size", tmp, "--tmpfs", "/tmp"]
     argv += ["--size", disk, "--tmpfs", WORK]
-    for path in options.ro_binds:  # last, so that one below /tmp is seen
+    for path in options.ro_binds:  # last, so that a path below /tmp is visible
         argv += ["--ro-bind", (sources or {}).get(path, path), path]
     return argv
 
@@ -196,23 +197,23 @@ def _system(rootfs: Path) -> Iterator[str]:
 
 @cache
 def launcher(host_uid: int) -> tuple[str, ...]:
-    """Return how bubblewrap is called; root gives up being root first.
+    """Return the command prefix that runs bubblewrap; root drops its user id first.
 
     Raises:
-        SandboxFailure: When something is missing, and what to do about it.
+        SandboxFailure: If a program is missing; the message says how to install it.
     """
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         message = (
-            "bubblewrap is not installed: install the package bubblewrap, "
-            "or take the sandbox docker, or process for trusted code"
+            "bubblewrap is not installed: install the package bubblewrap, or use the sandbox "
+            "docker, or process for trusted code"
         )
         raise _unfit(message)
     if os.geteuid() != 0:
         return (bwrap,)
     setpriv = shutil.which("setpriv")
     if setpriv is None:
-        message = "setpriv (of util-linux) is missing, and a box must not be root's: install it"
+        message = "setpriv is missing, so the sandbox would run as root: install util-linux"
         raise _unfit(message)
     ids = str(host_uid)
     return (setpriv, "--reuid", ids, "--regid", ids, "--clear-groups", "--", bwrap)
@@ -220,18 +221,18 @@ def launcher(host_uid: int) -> tuple[str, ...]:
 
 @cache
 def system_calls() -> bytes:
-    """Return the filter of this machine type.
+    """Return the seccomp filter for this machine type.
 
     Raises:
-        SandboxFailure: When there is none.
+        SandboxFailure: If there is none.
     """
     machine = os.uname().machine
     found = seccomp.program(machine)
     if found is None:
         known = " and ".join(seccomp.MACHINES)
         raise _unfit(
-            f"bubblewrap boxes filter system calls, on {known} only, and this machine is "
-            f"{machine}: take the sandbox docker, or process for trusted code"
+            f"bubblewrap sandboxes need a system call filter, which exists for {known}, not for "
+            f"{machine}: use the sandbox docker, or process for trusted code"
         )
     return found
 
@@ -243,15 +244,15 @@ def _unfit(message: str) -> SandboxFailure:
 
 
 def _mend() -> str:
-    """Return what may keep user namespaces from working here, and the remedy."""
+    """Return the likely reason why user namespaces do not work here, and the fix."""
     off = switched_off()
     if off:
-        return f"User namespaces are off: {off}; an administrator can change it"
-    return "Is the machine a container that allows no user namespaces?"
+        return f"User namespaces are off: {off}. An administrator can change this setting"
+    return "Does this machine run in a container that forbids user namespaces?"
 
 
 def _pipe(content: bytes) -> int:
-    """Return a pipe that holds something short."""
+    """Return the read end of a pipe that holds a short content."""
     reads, writes = os.pipe()
     os.write(writes, content)
     os.close(writes)
@@ -264,9 +265,9 @@ def _read_all(fd: int) -> bytes:
 
 
 def reach(paths: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return how to start a box so that it finds these paths, and where it finds them.
+    """Return a command prefix that makes these paths readable, and where the sandbox finds them.
 
-    Only root needs it; anybody else's boxes read what the run itself can read.
+    Only root needs the prefix. Sandboxes of other users read what the run itself can read.
     """
     sources = {path: path for path in paths}
     closed = [p for p in paths if os.geteuid() == 0 and not _open_to_all(Path(p).resolve())]
@@ -280,11 +281,11 @@ def reach(paths: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def _open_to_all(path: Path) -> bool:
-    """Whether everybody may pass through the folders above."""
+    """Whether every user can pass through the folders above."""
     try:
         return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.parents)
     except OSError:
-        return True  # bubblewrap says what is wrong with it
+        return True  # bubblewrap reports the error
 
 
 def _free(place: str, paths: Sequence[str]) -> bool:
@@ -292,14 +293,14 @@ def _free(place: str, paths: Sequence[str]) -> bool:
 
 
 async def examine() -> list[Finding]:
-    """Return what there is."""
+    """Return the findings on this machine."""
     programs = [await asyncio.to_thread(_bwrap), _setpriv(), _python(), _filter()]
     found = [*programs, _namespaces(), *await _limits()]
     return [finding for finding in found if finding is not None]
 
 
 def switched_off() -> str:
-    """Return the kernel setting that forbids user namespaces here; empty when none does."""
+    """Return the kernel setting that forbids user namespaces here; empty if there is none."""
     for name, off in _SWITCHES:
         path = Path("/proc/sys", name)
         if path.exists() and path.read_text().strip() == off:
@@ -317,27 +318,27 @@ def _bwrap() -> Finding:
             [path, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as e:
-        return Finding("bubblewrap", "bad", f"{path} does not run: {e}", "install it anew")
+        return Finding("bubblewrap", "bad", f"{path} does not run: {e}", "install it again")
     return Finding("bubblewrap", "ok", f"{said.stdout.strip()} at {path}")
 
 
 def _setpriv() -> Finding | None:
-    """Return whether root can stop being root, where this process is root's."""
+    """Return whether root can drop its user id; None if this process is not root's."""
     if os.geteuid() != 0:
         return None
     path = shutil.which("setpriv")
     if path is None:
         return Finding("setpriv", "bad", "not installed", "install the package util-linux")
     uid = BubblewrapConfig().host_uid
-    return Finding("setpriv", "ok", f"boxes of root run as uid {uid}")
+    return Finding("setpriv", "ok", f"sandboxes that root starts run as uid {uid}")
 
 
 def _python() -> Finding:
     path = Path(BubblewrapConfig().python)
     if path.exists():
         return Finding("python", "ok", f"{path} -> {path.resolve().name}")
-    mend = "install Python 3.8 or newer there, or name one with the option python"
-    return Finding("python", "warn", f"there is no {path}, which runs the agent in a box", mend)
+    mend = "install Python 3.8 or newer there, or set the option python"
+    return Finding("python", "warn", f"{path}, which runs the agent, does not exist", mend)
 
 
 def _filter() -> Finding:
@@ -345,7 +346,7 @@ def _filter() -> Finding:
     if machine in seccomp.MACHINES:
         return Finding("system calls", "ok", f"a seccomp filter for {machine}")
     known = " and ".join(seccomp.MACHINES)
-    mend = f"take the sandbox docker, or a machine of {known}"
+    mend = f"use the sandbox docker, or a machine of type {known}"
     return Finding("system calls", "bad", f"there is no seccomp filter for {machine}", mend)
 
 
@@ -359,7 +360,7 @@ def _namespaces() -> Finding:
 
 
 async def _limits() -> list[Finding]:
-    """Return what holds each limit, by making a cgroup as a box would."""
+    """Return what enforces each limit; create a cgroup as a sandbox would."""
     group = Cgroup.make(memory_bytes=1 << 28, num_pids=64, cpus=1.0)
     try:
         held = group.held
@@ -372,21 +373,21 @@ async def _limits() -> list[Finding]:
 
 def _limit(controller: str, option: str, is_held: bool) -> Finding:
     if is_held:
-        return Finding(controller, "ok", f"a cgroup holds {option}")
+        return Finding(controller, "ok", f"a cgroup enforces {option}")
     mend = (
-        f"start the run where it may make cgroups with the controller {controller}: "
+        f"start the run where it can create cgroups with the controller {controller}: "
         "`systemd-run --user --scope -p Delegate=yes rollart run ...`"
     )
-    instead = {"memory": "a limit of each process", "pids": "a limit of the user"}.get(controller)
-    says = f"no cgroup; {instead} holds {option}" if instead else f"nothing holds {option}"
+    instead = {"memory": "a limit per process", "pids": "a limit per user"}.get(controller)
+    says = f"no cgroup; {instead} enforces {option}" if instead else f"nothing enforces {option}"
     return Finding(controller, "warn", says, mend)
 
 
 async def sweep() -> list[str]:
-    """Kill what bubblewrap left when it was killed between cloning a box and letting it begin.
+    """Kill processes that remain if bubblewrap was killed before the sandbox could start.
 
-    Such a child waits for ever for its monitor, which is gone: it is still bubblewrap, in a
-    process-id namespace below ours, and no child of a bubblewrap.
+    Such a child waits forever for its monitor, which is gone: it still is bubblewrap, it is in a
+    process-id namespace below ours, and it is not a child of a bubblewrap process.
     """
     left = [pid for pid in _pids() if _is_orphan(pid)]
     for pid in left:
@@ -396,7 +397,7 @@ async def sweep() -> list[str]:
         if not any(_runs(pid) for pid in left):
             break
         await asyncio.sleep(0.01)
-    return [f"process {pid}, a box that never began" for pid in left]
+    return [f"process {pid}, a sandbox that never started" for pid in left]
 
 
 def _pids() -> list[int]:
@@ -419,7 +420,7 @@ def _is_orphan(pid: int) -> bool:
         ours = b"--hostname\0box\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
         return below_ours and ours and _status(int(status["PPid"]))["Name"] != "bwrap"
     except (OSError, KeyError):
-        return False  # gone meanwhile
+        return False  # the process has ended
 
 
 def _status(pid: int) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""A cgroup for one box, of version 1 or 2, where this process may make one.
+"""A cgroup for one sandbox, of version 1 or 2, if this process may create one.
 
-Takes: limits. Gives: a group that holds those it can, and says which. Never: fails a box because
-there is no cgroup; rlimits stand in, and :attr:`Cgroup.held` tells.
+Takes: limits. Gives: a group that enforces the limits it can, and reports which. Never: fails a
+sandbox because there is no cgroup; rlimits replace it, as :attr:`Cgroup.held` shows.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _TRIES: Final = 100
 
 
 class Cgroup:
-    """The folders of one box's group (several with version 1), and the limits they hold."""
+    """The folders of one sandbox's group (several with version 1), and the limits they enforce."""
 
     def __init__(self, folders: dict[str, Path]) -> None:
         self._folders = folders
         self.held = frozenset(folders)
-        """``memory``, ``pids``, ``cpu``: what is limited."""
+        """The limited resources: ``memory``, ``pids``, ``cpu``."""
 
     @classmethod
     def make(cls, *, memory_bytes: int, num_pids: int, cpus: float | None) -> Cgroup:
-        """Make a group under this process's own; one without folders where that cannot be."""
+        """Create a group under this process's own; it has no folders if that is not possible."""
         name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:16]}"
         quota = int(cpus * _PERIOD_US) if cpus is not None else None
         wanted = {
@@ -51,11 +51,11 @@ class Cgroup:
 
     @property
     def folders(self) -> list[Path]:
-        """Where it is."""
+        """The folders of the group."""
         return sorted(set(self._folders.values()))
 
     def add(self, pid: int) -> None:
-        """Put a process in it; what it starts is in it too."""
+        """Put a process in the group; its children are in it too."""
         for controller, folder in list(self._folders.items()):
             try:
                 (folder / "cgroup.procs").write_text(str(pid))
@@ -63,7 +63,7 @@ class Cgroup:
                 self.held -= {controller}
 
     async def remove(self) -> None:
-        """Remove it, once the last process of the box is gone."""
+        """Remove the group, once the last process of the sandbox has ended."""
         for folder in set(self._folders.values()):
             for _ in range(_TRIES):
                 try:
@@ -77,12 +77,12 @@ class Cgroup:
 
 
 def memory_group(pid: int, holding: str) -> Path | None:
-    """Return the folder of a process's group that counts memory, of version 1 or 2.
+    """Return the folder of the group that counts a process's memory, of version 1 or 2.
 
     Args:
         pid: The process.
-        holding: What the group's name holds, such as a container's id; None is returned for a
-            process of another group (the number may be of another machine).
+        holding: Text that the group's name contains, such as a container's id. If the process is in
+            another group, None is returned (the pid may belong to another machine).
     """
     with contextlib.suppress(OSError):
         for line in (_PROC / str(pid) / "cgroup").read_text().splitlines():
@@ -96,7 +96,7 @@ def memory_group(pid: int, holding: str) -> Path | None:
 
 
 def memory_used_bytes(group: Path) -> int | None:
-    """Return the memory that a group uses now; None where there is no such group."""
+    """Return the memory that a group uses now; None if there is no such group."""
     for key in ("memory.current", "memory.usage_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             return int((group / key).read_text())
@@ -104,7 +104,7 @@ def memory_used_bytes(group: Path) -> int | None:
 
 
 def end_group(group: Path) -> bool:
-    """Kill all that is in a group; return False where that may not be done."""
+    """Kill all processes in a group; return False if that is not permitted."""
     try:
         for pid in map(int, (group / "cgroup.procs").read_text().split()):
             with contextlib.suppress(ProcessLookupError):
@@ -134,7 +134,7 @@ def _own_group(controller: str) -> tuple[Path | None, bool]:
 
 
 def _forget_the_dead(parent: Path) -> None:
-    """Remove the groups of runs that were killed before they could; a box dies with its run."""
+    """Remove the groups of runs that were killed; their sandboxes have ended with them."""
     for folder in parent.glob(f"{_PREFIX}*-*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if not Path("/proc", owner).exists():
@@ -143,7 +143,7 @@ def _forget_the_dead(parent: Path) -> None:
 
 
 def _limit(folder: Path, key: str, value: int) -> bool:
-    """Make the group and set one limit; False, and no group left, where that is not allowed."""
+    """Create the group and set one limit; return False, and leave no group, if not permitted."""
     controller = key.partition(".")[0]
     fresh = not folder.exists()
     try:
@@ -151,7 +151,7 @@ def _limit(folder: Path, key: str, value: int) -> bool:
         if not (folder / key).exists():
             with contextlib.suppress(OSError):
                 (folder.parent / "cgroup.subtree_control").write_text(f"+{controller}")
-        # In a cgroup filesystem a file cannot be made by writing to it: this fails where it is not.
+        # In a cgroup filesystem a write cannot create a file: this fails if the key is missing.
         text = f"{value} {_PERIOD_US}" if key == "cpu.max" else str(value)
         with (folder / key).open("r+") as file:
             file.write(text)

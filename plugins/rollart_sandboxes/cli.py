@@ -1,7 +1,7 @@
-"""``rollart sandbox``: what boxes live, what killed runs left, and which walls work here.
+"""``rollart sandbox``: list sandboxes, remove what killed runs left, and test sandbox types.
 
-Takes: the ledger of boxes, and the walls that are installed. Gives: tables or JSON. Never: touches
-a box whose owner lives.
+Takes: the ledger of sandboxes, and the installed sandbox types. Gives: tables or JSON. Never:
+changes a sandbox whose owner is alive.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SIGNS = {"ok": "ok", "warn": "less", "bad": "no"}
 
 @app.callback(epilog="Example: rollart sandbox doctor")
 def sandbox() -> None:
-    """See which boxes live, remove what killed runs left, and find out which walls work here."""
+    """List the live sandboxes, remove what killed runs left, and test which sandboxes work here."""
 
 
 @app.command("list", epilog="Example: rollart sandbox list --json")
 def list_sandboxes(as_json: Json = False) -> None:
-    """List the boxes of all your runs on this machine."""
+    """List the sandboxes of all your runs on this machine."""
     from rollart_core.rollout import loop
     from rollart_sandboxes.pool.live import LiveSandboxes, live_sandboxes
 
@@ -44,17 +44,17 @@ def list_sandboxes(as_json: Json = False) -> None:
         print_json({"boxes": [_as_dict(record, now) for record in found]})
         return
     if not found:
-        typer.echo("No box lives on this machine.")
+        typer.echo("There are no sandboxes on this machine.")
         return
     columns = ("sandbox", "id", "owner", "run", "state", "age", "time left", "memory")
-    print_columns(f"Boxes: {len(found)}", columns, [_row(record, now) for record in found])
+    print_columns(f"Sandboxes: {len(found)}", columns, [_row(record, now) for record in found])
     if any(record.is_orphan for record in found):
-        typer.echo("The owners of orphans are gone: `rollart sandbox gc` removes what they left.")
+        typer.echo("The owners of orphans are gone. `rollart sandbox gc` removes what they left.")
 
 
 @app.command("gc", epilog="Example: rollart sandbox gc")
 def collect_garbage(as_json: Json = False) -> None:
-    """Remove what the boxes of killed runs left: containers, cgroups, folders."""
+    """Remove what the sandboxes of killed runs left: containers, cgroups, folders."""
     from rollart_core.rollout import loop
     from rollart_sandboxes.pool import gc
     from rollart_sandboxes.pool.doctor import walls
@@ -64,18 +64,18 @@ def collect_garbage(as_json: Json = False) -> None:
     if as_json:
         print_json(asdict(done))
     else:
-        typer.echo("\n".join(f"Removed {what}." for what in done.removed) or "Nothing was left.")
+        typer.echo("\n".join(f"Removed {what}." for what in done.removed) or "Nothing to remove.")
         for what in done.unasked:
-            typer.echo(f"Not asked: {what}")
+            typer.echo(f"Not checked: {what}")
         for what in done.failed:
-            typer.echo(f"Still there: {what}", err=True)
+            typer.echo(f"Not removed: {what}", err=True)
     if done.failed:
         raise typer.Exit(1)
 
 
 @app.command("reap", hidden=True)
 def _reap(as_json: Json = False) -> None:
-    """Do what `gc` does: the name until RollArt 0.3."""
+    """Run `gc`; this was its name until RollArt 0.3."""
     renamed = f"`rollart sandbox reap` is now `rollart sandbox gc`; RollArt {REMOVED_IN} removes it"
     typer.echo(renamed, err=True)
     collect_garbage(as_json)
@@ -83,16 +83,16 @@ def _reap(as_json: Json = False) -> None:
 
 @app.command(epilog="Example: rollart sandbox doctor docker image=python:3.12-slim")
 def doctor(
-    name: Annotated[str | None, typer.Argument(help="Which sandbox; none: all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The sandbox to test. Default: all.")] = None,
     options: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Options of the box that is tried."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Options of the sandbox that is started."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say which walls work on this machine, by starting a box of each, and how to mend the others.
+    """Start a sandbox of each type, and report which types work here and how to fix the others.
 
-    The exit code is 0 when at least one real wall (or the one that is named) works.
+    The exit code is 0 if at least one type that isolates code (or the named one) works.
     """
     from rollart_core.rollout import loop
     from rollart_sandboxes.pool.doctor import diagnose, machine, walls
@@ -114,7 +114,7 @@ def doctor(
 
 
 def _title(found: SandboxDiagnosis) -> str:
-    wall = found.isolation if found.isolates else "no wall"
+    wall = found.isolation if found.isolates else "no isolation"
     return f"{found.sandbox} ({wall}): {'works' if found.works else 'does not work'}"
 
 
@@ -133,7 +133,7 @@ def _row(record: SandboxRecord, now: float) -> Sequence[str]:
 
 
 def _wall(record: SandboxRecord) -> str:
-    """Return the short name of its wall, if that is installed here."""
+    """Return the short name of its sandbox type, if that type is installed here."""
     from rollart_core.errors import UserError
     from rollart_core.plugins import registry
 

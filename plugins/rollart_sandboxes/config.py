@@ -1,4 +1,4 @@
-"""Options of the sandboxes. Never imports torch."""
+"""Options of the sandboxes. This module never imports torch."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from rollart_sandboxes import network
 _MIB = 1 << 20
 
 AGENT_BYTES = 32 * _MIB
-"""Memory that no folder of a box may fill: a box full of files could not even remove them."""
+"""Memory that files cannot use: in a sandbox full of files, even removing them would fail."""
 
 
 class SandboxConfig(BaseModel):
-    """What every box can be told."""
+    """Options of all sandboxes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ttl_s: Seconds = 3600.0
-    """Seconds a box may live; then it takes itself down."""
+    """Maximum lifetime of a sandbox in seconds. After this time it stops itself."""
     output_bytes: Annotated[int, Field(ge=1, le=16 * _MIB)] = 4 * _MIB
-    """Most bytes of stdout, and as many of stderr, that one command may give back."""
+    """Maximum bytes of stdout, and the same for stderr, that one command can return."""
     file_bytes: Bytes = 256 * _MIB
-    """Largest file that can be read from the box."""
+    """Maximum size of a file that can be read from the sandbox."""
     start_timeout_s: Seconds = 30.0
-    """Seconds a box may take to start."""
+    """Maximum seconds that the start of a sandbox can take."""
     env: dict[str, str] = {}
     """Environment variables of all commands."""
 
 
 class SandboxLeaseConfig(SandboxConfig):
-    """What every box without a network can be told."""
+    """Options of all sandboxes without a network."""
 
     network: list[str] = []
-    """Hosts that can be reached, through a proxy: `pypi.org`, `*.pypi.org`, `pypi.org:8443`."""
+    """Allowed hosts, through a proxy: `pypi.org`, `*.pypi.org`, `pypi.org:8443`."""
 
     @field_validator("network")
     @classmethod
@@ -48,11 +48,11 @@ class SandboxLeaseConfig(SandboxConfig):
 
 
 def folder_bytes(wanted: int, memory_bytes: int) -> int:
-    """Return the size of a folder that is memory: what is wanted, or what the box's memory allows.
+    """Return the size of an in-memory folder: the wanted size, or less if memory does not allow it.
 
     Args:
-        wanted: Size asked for.
-        memory_bytes: Most memory of the whole box, the folder included.
+        wanted: The configured size.
+        memory_bytes: Maximum memory of the whole sandbox, including the folder.
     """
     return min(wanted, memory_bytes - AGENT_BYTES)
 
@@ -61,41 +61,41 @@ class ProcessConfig(SandboxConfig):
     """Options of ``rollart/Process-v1``."""
 
     trusted: bool = False
-    """Has to be true: there is no wall, so the code must be trusted."""
+    """Must be true: this sandbox does not isolate, so you must trust the code."""
     memory_bytes: Annotated[int, Field(ge=64 * _MIB, le=MOST_BYTES)] | None = None
-    """Most address space of each process."""
+    """Maximum address space of each process."""
     num_open_files: Annotated[int, Field(ge=32, le=MOST)] = 1024
-    """Most open files of each process."""
+    """Maximum open files of each process."""
 
 
 class BubblewrapConfig(SandboxLeaseConfig):
     """Options of ``rollart/Bubblewrap-v1``."""
 
     memory_bytes: Annotated[int, Field(ge=64 * _MIB, le=MOST_BYTES)] = 2048 * _MIB
-    """Most memory of the box: in all, with a cgroup; of each process's address space, without."""
+    """Maximum memory: of the whole sandbox with a cgroup, else of each process's address space."""
     cpus: Positive | None = None
-    """Processor seconds a second; needs a cgroup that can be written."""
+    """CPU limit, in cores. It needs a writable cgroup."""
     num_pids: Annotated[int, Field(ge=8, le=MOST)] = 256
-    """Most processes and threads at once."""
+    """Maximum number of processes and threads."""
     disk_bytes: Annotated[int, Field(ge=_MIB, le=MOST_BYTES)] = 512 * _MIB
-    """Size of the working folder. It is memory: at most `memory_bytes` less 32 MiB."""
+    """Size of the working folder. It is in memory: at most `memory_bytes` minus 32 MiB."""
     tmp_bytes: Annotated[int, Field(ge=_MIB, le=MOST_BYTES)] = 128 * _MIB
     """Size of ``/tmp``, and of ``/dev/shm``."""
     num_open_files: Annotated[int, Field(ge=32, le=MOST)] = 1024
-    """Most open files of each process."""
+    """Maximum open files of each process."""
     rootfs: str = "/"
-    """Folder whose system folders (``/usr``, ...) are the box's, read-only."""
+    """Folder on the host whose system folders (``/usr``, ...) the sandbox sees, read-only."""
     ro_binds: list[str] = []
-    """More folders or files of the host that can be read in the box, at the same path."""
+    """More folders or files of the host that the sandbox can read, at the same path."""
     python: str = "/usr/bin/python3"
-    """Python 3.8 or newer, as a path in the box, that runs the agent."""
+    """Path in the sandbox of the Python that runs the agent, version 3.8 or newer."""
     host_uid: PositiveInt = 65534
-    """Who the box is on the host, where the run itself is root's."""
+    """User id of the sandbox on the host, if root starts the run."""
     cgroup: bool = True
-    """Whether to use a cgroup where one can be written."""
+    """Use a cgroup if one is writable."""
 
     def missing(self) -> dict[str, str]:
-        """Return what a box needs and this machine has not."""
+        """Return what a sandbox needs and this machine does not have."""
         if which("bwrap") is None:
             return {"id": "bwrap is not installed: install the package bubblewrap"}
         return {}
@@ -105,39 +105,39 @@ class DockerConfig(SandboxLeaseConfig):
     """Options of ``rollart/Docker-v1``."""
 
     image: str = "python:3.11-slim"
-    """What is in the box; it must have Python 3.8 or newer."""
+    """Image of the sandbox. It must contain Python 3.8 or newer."""
     pull: Literal["missing", "never"] = "missing"
-    """Whether an image that is not on the machine is fetched."""
+    """Pull an image that is not on the machine, or never pull."""
     memory_bytes: Annotated[int, Field(ge=64 * _MIB, le=MOST_BYTES)] = 2048 * _MIB
-    """Most memory of the box in all, what lies in its folders included."""
+    """Maximum memory of the sandbox, including its in-memory folders."""
     cpus: Annotated[float, Field(ge=0.01, le=MOST)] | None = None
-    """Processor seconds a second."""
+    """CPU limit, in cores."""
     num_pids: Annotated[int, Field(ge=8, le=MOST)] = 256
-    """Most processes and threads at once."""
+    """Maximum number of processes and threads."""
     disk_bytes: Annotated[int, Field(ge=_MIB, le=MOST_BYTES)] = 512 * _MIB
-    """Size of the working folder, which is memory (at most `memory_bytes` less 32 MiB); and of a
-    writable root, where that can be."""
+    """Size of the working folder, which is in memory (at most `memory_bytes` minus 32 MiB). Also
+    limits the size of a writable root, if the storage driver supports it."""
     tmp_bytes: Annotated[int, Field(ge=_MIB, le=MOST_BYTES)] = 128 * _MIB
     """Size of `/tmp`, and of `/dev/shm`."""
     num_open_files: Annotated[int, Field(ge=32, le=MOST)] = 1024
-    """Most open files of each process."""
+    """Maximum open files of each process."""
     ro_binds: list[str] = []
-    """Folders or files of the host that can be read in the box, at the same path."""
+    """Folders or files of the host that the sandbox can read, at the same path."""
     writable_root: bool = False
-    """Whether all of the image's files can be changed, not only `/work`, `/tmp` and `/dev/shm`."""
+    """Make all files of the image writable, not only `/work`, `/tmp` and `/dev/shm`."""
     snapshot_paths: list[str] = []
-    """More folders that a snapshot covers, such as `/testbed`, of a writable root."""
+    """More folders that a snapshot includes, such as `/testbed`. For a writable root."""
     user: Annotated[str, Field(pattern=r"^\d+:\d+$")] = "1000:1000"
-    """Who commands are, as uid:gid. `0:0` is root in the box, without any capability."""
+    """User of the commands, as uid:gid. `0:0` is root in the sandbox, without any capability."""
     python: str = "python3"
-    """The Python that runs the agent: a path in the box, or a name on the image's PATH."""
+    """The Python that runs the agent: a path in the sandbox, or a name on the image's PATH."""
     runtime: str | None = None
-    """Runtime of the engine, such as `runsc` (gVisor); the engine's default if none."""
+    """Runtime of the engine, such as `runsc` (gVisor). If not set, the engine's default."""
     host: str = ""
-    """Address of the engine; `DOCKER_HOST`, or else the usual socket, if none."""
+    """Address of the engine. If not set, `DOCKER_HOST`, or else the default socket."""
 
     def missing(self) -> dict[str, str]:
-        """Return the engine or the image that is not there."""
+        """Return the engine or the image that is missing."""
         from rollart_sandboxes.docker_host import fault
 
         return fault(self)

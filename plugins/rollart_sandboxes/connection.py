@@ -1,12 +1,13 @@
-"""The host's end of a box: many calls at once to the agent inside, over one pair of pipes.
+"""The host's end of a sandbox: concurrent calls to the agent inside, over one pair of pipes.
 
-Streams run over the same pipes (:class:`Tunnels`): a TCP connection for each socket that connects
-in the box, with its bytes both ways, and what a program writes that somebody speaks with.
+Streams use the same pipes (:class:`Tunnels`): one TCP connection, in both directions, for each
+socket that connects in the sandbox, and the output of a program that the host exchanges data with.
 
-Takes: the pipes of a process that reads :func:`bootstrap`'s source. Gives: answers; plain OSErrors
-for what the box refused, ``SandboxFailure`` for all calls once the agent is gone. Never: trusts a
-length or a header that comes out of a box, holds more of a file than it was asked to or more than a
-window of bytes for a reader that is slow, or lets the box choose where a stream leads.
+Takes: the pipes of a process that reads the source from :func:`bootstrap`. Gives: answers; plain
+OSErrors for operations that the sandbox refuses, and ``SandboxFailure`` for all calls once the
+agent is gone. Never: trusts a length or a header from a sandbox, holds more of a file than
+requested or more than one window of bytes for a slow reader, or lets the sandbox choose the target
+of a stream.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ PROTOCOL: Final = 1
 CHUNK: Final = 1 << 18
 MAX_FRAME: Final = 1 << 26
 IN_FLIGHT: Final = 1 << 20
-"""Most bytes of an upload that the agent has not acknowledged."""
+"""Maximum bytes of an upload that the agent has not acknowledged."""
 LENGTHS: Final = struct.Struct(">II")
 OnStarted = Callable[[Callable[[bytes], None]], None]
 
 
 INSIDE: Final = ("processes", "tree", "streams", "files", "snapshots", "agent")
-"""What is sent into the box, in the order in which it is needed."""
+"""The modules that are sent into the sandbox, in dependency order."""
 
 WINDOW: Final = 1 << 20
-"""Bytes on their way in one direction; the agent has the same."""
+"""Maximum unacknowledged bytes in one direction; the agent uses the same value."""
 STREAM_CHUNK: Final = 1 << 17
 Take = Callable[[bytes], None]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 Target = tuple[str, int] | Serve
-"""Where a stream leads: a host and port, or what serves it in this process."""
+"""The target of a stream: a host and port, or a coroutine that serves it in this process."""
 
 
 @cache
@@ -63,16 +64,16 @@ def source() -> bytes:
 
 @cache
 def compiled() -> bytes:
-    """Return the agent as this Python's bytecode: compiling takes a third of a box's start."""
+    """Return the agent as this Python's bytecode: compiling takes a third of a sandbox's start."""
     codes = [(n, compile(text, n, "exec", dont_inherit=True)) for n, text in sources().items()]
     return marshal.dumps(codes)
 
 
 @cache
 def bootstrap() -> str:
-    """Return the program for ``python -c`` that reads the agent from its stdin and becomes it.
+    """Return the program for ``python -c`` that reads the agent from its stdin and runs it.
 
-    It takes the bytecode where the box's Python is of the host's kind, the source elsewhere.
+    It loads the bytecode if the sandbox's Python has the host's bytecode format, else the source.
     """
     return (
         "import os,sys,marshal,_frozen_importlib_external as f\n"
@@ -102,9 +103,9 @@ class Connection:
     """Calls to one agent.
 
     Args:
-        reader: What the agent writes.
-        writer: What the agent reads.
-        explain: Why the box may be gone, for the message of the failure.
+        reader: Reads what the agent writes.
+        writer: Writes what the agent reads.
+        explain: Returns why the sandbox may be gone, for the message of the failure.
     """
 
     def __init__(
@@ -124,10 +125,10 @@ class Connection:
         self._listening: asyncio.Task[None] | None = None
 
     async def open(self, hello: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """Send the agent and its settings; return what it says of itself.
+        """Send the agent and its settings; return the agent's description of itself.
 
         Raises:
-            SandboxFailure: When it does not answer in time, or speaks another protocol.
+            SandboxFailure: If it does not answer in time, or uses another protocol.
         """
         self._listening = asyncio.create_task(self._listen())
         self._writer.write(compiled() + source())
@@ -135,10 +136,10 @@ class Connection:
             async with asyncio.timeout(timeout_s):
                 said, _ = await self.call("hello", **hello)
         except TimeoutError as e:
-            message = f"the box did not answer within {timeout_s:g} s of its start"
+            message = f"the sandbox did not answer within {timeout_s:g} s of its start"
             raise SandboxFailure(message, boundary="sandbox.start") from e
         if said.get("protocol") != PROTOCOL or not isinstance(said.get("root"), str):
-            raise SandboxFailure(f"the agent speaks another protocol: {said}", boundary="sandbox")
+            raise SandboxFailure(f"the agent uses another protocol: {said}", boundary="sandbox")
         return said
 
     async def call(
@@ -150,18 +151,18 @@ class Connection:
         pieces: AsyncIterator[bytes] | None = None,
         **header: object,
     ) -> tuple[dict[str, Any], bytes]:
-        """Make one call; cancelling it ends it in the box too.
+        """Make one call; cancellation also ends it in the sandbox.
 
         Args:
-            op: What is asked.
-            body: Bytes that go with it.
-            take: Gets each part of a long answer.
-            pieces: A long body, sent as fast as the agent takes it.
-            header: What else the operation needs.
+            op: The operation.
+            body: Bytes of the request.
+            take: Receives each part of a long answer.
+            pieces: A long body, sent as fast as the agent reads it.
+            header: Further fields of the operation.
 
         Raises:
-            OSError: What the box said to it.
-            SandboxFailure: When the agent is gone.
+            OSError: The error that the sandbox returned.
+            SandboxFailure: If the agent is gone.
         """
         if self._failure is not None:
             raise self._again(op)
@@ -182,19 +183,19 @@ class Connection:
         return reply, content
 
     async def forward(self, path: str, target: str) -> None:
-        """Make a socket in the box that leads to ``target``, ``host:port`` as the host sees it."""
+        """Create a socket in the sandbox, connected to ``target``, a ``host:port`` of the host."""
         with self._tunnels.leading_to(_target(target)) as number:
             await self.call("forward", path=path, forward=number)
 
     async def forward_port(self, target: str) -> str:
-        """Have the agent listen on a free port; return how programs in the box reach it."""
+        """Let the agent listen on a free port; return its address in the sandbox."""
         with self._tunnels.leading_to(_target(target)) as number:
             reply, _ = await self.call("forward_port", forward=number)
         return f"127.0.0.1:{reply['port']}"
 
     @contextmanager
     def serving(self, serve: Serve) -> Iterator[int]:
-        """Give what serves streams in this process a number, for the agent's settings."""
+        """Give a stream server in this process a number, for the agent's settings."""
         with self._tunnels.leading_to(serve) as number:
             yield number
 
@@ -204,9 +205,9 @@ class Connection:
         """Run a program whose stdin and stdout are a stream; return what ``exec`` returns.
 
         Args:
-            take: Gets what it writes on stdout.
-            begun: Gets, at once, what writes to its stdin.
-            header: As of ``exec``.
+            take: Receives what the program writes to stdout.
+            begun: Receives, immediately, the function that writes to its stdin.
+            header: As for ``exec``.
         """
         number, write = self._tunnels.speak(take)
         begun(write)
@@ -240,7 +241,7 @@ class Connection:
             return
         text = json.dumps(header, separators=(",", ":")).encode()
         if len(text) + len(body) > MAX_FRAME:
-            raise ValueError(f"{len(text) + len(body)} bytes in one call, at most {MAX_FRAME}")
+            raise ValueError(f"a call has {len(text) + len(body)} bytes; the limit is {MAX_FRAME}")
         self._writer.write(LENGTHS.pack(len(text), len(body)) + text + body)
 
     async def _listen(self) -> None:
@@ -248,13 +249,13 @@ class Connection:
             while True:
                 head, body = LENGTHS.unpack(await self._reader.readexactly(LENGTHS.size))
                 if head + body > MAX_FRAME:
-                    raise ValueError(f"a frame of {head + body} bytes")
+                    raise ValueError(f"a frame of {head + body} bytes is too large")
                 header = json.loads(await self._reader.readexactly(head))
                 self._take(header, await self._reader.readexactly(body) if body else b"")
         except (asyncio.IncompleteReadError, OSError):
-            self._fail(f"the box is gone{await self._explain()}")
+            self._fail(f"the sandbox is gone{await self._explain()}")
         except (ValueError, TypeError, KeyError, AttributeError) as e:
-            self._fail(f"the box answered outside the protocol: {e}")
+            self._fail(f"the sandbox's answer violates the protocol: {e}")
 
     def _take(self, header: dict[str, Any], body: bytes) -> None:
         if "s" in header:
@@ -274,7 +275,7 @@ class Connection:
             call.acknowledged.set()
 
     def _fail(self, message: str) -> None:
-        """Let all calls end, now and later; the first reason stays."""
+        """End all current and later calls; the first reason is kept."""
         if self._failure is None:
             self._failure = SandboxFailure(message, boundary="sandbox")
         for call in self._calls.values():
@@ -289,12 +290,12 @@ class Connection:
 def _target(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
-        raise ValueError(f"a target is host:port, got {text!r}")
+        raise ValueError(f"target must be host:port, got {text!r}")
     return host.strip("[]"), int(port)
 
 
 def _said(error: Mapping[str, Any], op: str) -> Exception:
-    """Return the error that the agent tells of."""
+    """Return the error that the agent reported."""
     number, message = error.get("errno"), str(error.get("message", ""))
     if isinstance(number, int):
         return OSError(number, message, error.get("filename"))
@@ -306,10 +307,10 @@ class _Send(Protocol):
 
 
 class Tunnels:
-    """The tunnels of one box.
+    """The tunnels of one sandbox.
 
     Args:
-        send: Sends the agent a frame.
+        send: Sends a frame to the agent.
     """
 
     def __init__(self, send: _Send) -> None:
@@ -320,22 +321,22 @@ class Tunnels:
         self._programs: dict[int, _Program] = {}
 
     def speak(self, take: Take) -> tuple[int, Take]:
-        """Return the stream of a program that is about to start, and what writes to it.
+        """Return the stream number of a program that is about to start, and its write function.
 
         Args:
-            take: Gets what the program writes, at once.
+            take: Receives what the program writes, immediately.
         """
-        number = -next(self._numbers)  # the agent's own are positive
+        number = -next(self._numbers)  # the agent's own numbers are positive
         self._programs[number] = _Program(number, self._send, take)
         return number, partial(self._send, {"op": "stream", "s": number, "what": "data"})
 
     def forget(self, number: int) -> None:
-        """Drop what a program still says."""
+        """Ignore further output of a program."""
         self._programs.pop(number, None)
 
     @contextmanager
     def leading_to(self, target: Target) -> Iterator[int]:
-        """Give a target a number; it is forgotten when the block fails."""
+        """Give a target a number; the number is removed if the block fails."""
         number = next(self._numbers)
         self._targets[number] = target
         try:
@@ -345,7 +346,7 @@ class Tunnels:
             raise
 
     def take(self, header: Mapping[str, Any], body: bytes) -> None:
-        """Take a frame of a stream."""
+        """Process a frame of a stream."""
         number, op = int(header["s"]), header["op"]
         if number < 0:
             if op == "data" and number in self._programs:
@@ -359,7 +360,7 @@ class Tunnels:
             self._tunnels[number].take(op, int(header.get("n", 0)), body)
 
     def close(self) -> None:
-        """End all of them."""
+        """End all tunnels."""
         for tunnel in list(self._tunnels.values()):
             tunnel.close()
 
@@ -368,7 +369,7 @@ class Tunnels:
 
 
 class _Program:
-    """What a program in the box writes; half a window is acknowledged at once."""
+    """Output of a program in the sandbox; each half window is acknowledged."""
 
     def __init__(self, number: int, send: _Send, take: Take) -> None:
         self._number = number
@@ -397,13 +398,13 @@ class _Tunnel:
         self._has_credit = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run(target))
-        # Not in the task: one that is cancelled before its first step never executes any of it.
+        # Not in the task: a task that is cancelled before its first step executes nothing.
         self._task.add_done_callback(lambda _: over(number))
 
     def take(self, op: str, count: int, body: bytes) -> None:
         if op == "data":
             self._held += len(body)
-            if self._held > 2 * WINDOW:  # an agent keeps to its credit
+            if self._held > 2 * WINDOW:  # a correct agent stays within its credit
                 self.close()
             self._to_target.put_nowait(body)
         elif op == "eof":

@@ -1,7 +1,7 @@
-"""One container whose stdin and stdout are an agent's: made, attached to, started, removed.
+"""One container whose stdin and stdout belong to an agent: created, attached, started, removed.
 
-Takes: an engine and what it is to make. Gives: a :class:`Launched`. Never: leaves a container that
-could not be started, or lets one live on without the process that holds its stdin.
+Takes: an engine and the container's settings. Gives: a :class:`Launched`. Never: leaves a container
+that could not be started, or lets one continue without the process that holds its stdin.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rollart_sandboxes.engine import Engine, EngineError
 _HEAD: Final = struct.Struct(">BxxxI")
 _STDOUT: Final = 1
 _ASK_S: Final = 2.0
-"""How long the engine may take to say what became of a container."""
+"""Seconds that the engine may take to report the state of a container."""
 _REMOVED_S: Final = 10.0
 _UNDO_S: Final = 10.0
 _CLEANUP_S: Final = 60.0
-"""Longer than a start may take: what an engine makes late has to be removed too."""
+"""Longer than a start may take: a container that the engine creates late must be removed too."""
 
 T = TypeVar("T")
 
 
 class Container:
-    """A container that runs, and the pipes to its first process."""
+    """A running container, and the pipes to its first process."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Container:
         self.name = name
         self.pid = 0
         self.group: Path | None = None
-        """Its cgroup, where it is on this machine."""
+        """Its cgroup, if it is on this machine."""
         self._engine = engine
         self._killing: asyncio.Task[None] | None = None
         reader, self.stdin = pipes
@@ -52,17 +52,17 @@ class Container:
     async def run(
         cls, engine: Engine, name: str, settings: Mapping[str, Any], *, timeout_s: float
     ) -> Container:
-        """Make a container and start it.
+        """Create a container and start it.
 
         Args:
-            engine: Where.
-            name: What it is called.
+            engine: The Docker engine.
+            name: The container's name.
             settings: The body of the API's ``containers/create``.
-            timeout_s: Seconds each request may take.
+            timeout_s: Maximum seconds for each request.
 
         Raises:
-            EngineError: When it cannot be made or started; then it is not there.
-            SandboxFailure: When the engine does not answer.
+            EngineError: If it cannot be created or started; then it does not exist.
+            SandboxFailure: If the engine does not answer.
         """
         query = {"name": name}
         making = asyncio.create_task(
@@ -73,7 +73,7 @@ class Container:
         writer = None
         try:
             await within(timeout_s, asyncio.shield(making))
-            # Before it starts, so that nothing it says is lost: it keeps no log.
+            # Attach before the start, so that no output is lost: the container keeps no log.
             reader, writer = await engine.attach(name)
             await within(timeout_s, engine.ask("POST", f"/containers/{name}/start"))
             return cls(engine, name, (reader, writer))
@@ -84,14 +84,14 @@ class Container:
             raise
 
     async def inspect(self) -> dict[str, Any]:
-        """Return what the engine knows of it, and keep its process id and its cgroup."""
+        """Return the engine's data about it, and store its process id and its cgroup."""
         known: dict[str, Any] = await self._engine.ask("GET", f"/containers/{self.name}/json")
         self.pid = int(known["State"]["Pid"])
         self.group = memory_group(self.pid, holding=str(known["Id"]))
         return known
 
     async def state(self) -> str:
-        """Return in words what the engine knows of it, or why it cannot say."""
+        """Return the container's state as text, or why the engine cannot report it."""
         try:
             known = await self._engine.ask("GET", f"/containers/{self.name}/json", timeout_s=_ASK_S)
         except EngineError as e:
@@ -101,15 +101,15 @@ class Container:
         return f"its container is {known['State']['Status']}"
 
     def kill(self) -> None:
-        """Remove it, whatever it does."""
+        """Remove the container, whatever its state."""
         if self._killing is None:
             self._killing = asyncio.create_task(remove(self._engine, self.name))
 
     async def wait(self) -> int:
-        """Wait until it is removed; where the engine is gone, end it without.
+        """Wait until the container is removed; if the engine is gone, kill its processes directly.
 
         Raises:
-            SandboxFailure: When neither can be done. An engine that comes back removes it.
+            SandboxFailure: If neither is possible. The engine removes it after a restart.
         """
         self.stdout.end()
         try:
@@ -125,17 +125,17 @@ class Container:
 
 
 async def remove(engine: Engine, name: str) -> None:
-    """Kill and remove a container with its volumes, if it is there.
+    """Kill and remove a container with its volumes, if it exists.
 
     Raises:
-        SandboxFailure: When it cannot be removed.
+        SandboxFailure: If it cannot be removed.
     """
     try:
         await engine.ask(
             "DELETE", f"/containers/{name}", query={"force": 1, "v": 1}, timeout_s=_CLEANUP_S
         )
     except EngineError as e:
-        if e.status == 409:  # somebody is at it, such as the engine itself
+        if e.status == 409:  # its removal is already in progress, for example by the engine
             await gone(engine, name)
         elif e.status != 404:
             raise
@@ -153,20 +153,20 @@ async def gone(engine: Engine, name: str) -> None:
 
 
 async def within(timeout_s: float, work: Awaitable[T]) -> T:
-    """Await what an engine does, at most for a time.
+    """Await an operation of the engine, with a time limit.
 
     Raises:
-        SandboxFailure: When the time is over.
+        SandboxFailure: If the time is over.
     """
     try:
         return await asyncio.wait_for(work, timeout_s)
     except TimeoutError as e:
-        message = f"the Docker engine did not start the box within {timeout_s:g} s"
+        message = f"the Docker engine did not start the sandbox within {timeout_s:g} s"
         raise SandboxFailure(message, boundary="sandbox.start") from e
 
 
 async def _undo(engine: Engine, name: str, making: asyncio.Task[Any]) -> None:
-    """Remove a container that an engine may be making still; the sweep removes what is missed."""
+    """Remove a container that the engine may still create; the sweep removes missed ones."""
     with contextlib.suppress(SandboxFailure, TimeoutError):
         async with asyncio.timeout(_UNDO_S):
             with contextlib.suppress(SandboxFailure):
@@ -175,7 +175,7 @@ async def _undo(engine: Engine, name: str, making: asyncio.Task[Any]) -> None:
 
 
 class _Frames:
-    """The stdout in a stream that carries stderr too; nothing is read before it is asked for."""
+    """The stdout part of a stream that also carries stderr; it reads only on request."""
 
     def __init__(self, reader: asyncio.StreamReader, stderr: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -200,5 +200,5 @@ class _Frames:
         return given
 
     def end(self) -> None:
-        """Let go of who reads stderr; may be called twice."""
+        """End the stderr stream for its reader; may be called twice."""
         self._stderr.feed_eof()

@@ -1,9 +1,9 @@
-"""The production wall: a container of the Docker engine around the agent.
+"""The sandbox type ``docker``: a container of the Docker engine around the agent.
 
 Takes: options. Gives: the Sandbox contract: the image read-only; a working folder, ``/tmp`` and
-``/dev/shm`` in memory, each of a size; no network, no capabilities, no way to gain any; a user who
-is not root. Never: runs a ``docker`` command, or leaves a container when this process is killed:
-a box ends with its stdin, and the engine removes what has ended.
+``/dev/shm`` in memory, each with a size limit; no network, no capabilities, no way to gain any; a
+user that is not root. Never: runs a ``docker`` command, or leaves a container when this process is
+killed: a sandbox ends with its stdin, and the engine removes containers that have ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class DockerSandbox(AgentSandbox):
-    """A box that is a container; needs an engine and an image with Python."""
+    """A sandbox that is a container; needs an engine and an image with Python."""
 
     config_class: ClassVar[type[SandboxConfig]] = DockerConfig
     trial: ClassVar[Mapping[str, object]] = {"pull": "never"}
@@ -43,7 +43,7 @@ class DockerSandbox(AgentSandbox):
         assert isinstance(self._config, DockerConfig)
         self._options = self._config
         self.name = f"{PREFIX}{uuid.uuid4().hex}"
-        """What its container is called."""
+        """Name of its container."""
         self._about: dict[str, Any] = {}
         self._image_env: dict[str, str] = {}
         self._has_quota = False
@@ -51,10 +51,10 @@ class DockerSandbox(AgentSandbox):
 
     @property
     def enforced_by(self) -> dict[str, str]:
-        """What holds each limit: ``cgroup``, ``tmpfs`` or ``storage``; empty: nothing does.
+        """What enforces each limit: ``cgroup``, ``tmpfs`` or ``storage``; empty if nothing does.
 
-        ``root_bytes`` is what a writable root may grow by; ``users`` says whether root in the box
-        is somebody else on the host: ``remap``, ``rootless``, or empty for no.
+        ``root_bytes`` is the maximum growth of a writable root. ``users`` shows how root in the
+        sandbox maps to another user on the host: ``remap``, ``rootless``, or empty if it does not.
         """
         about = self._about
         return {
@@ -68,7 +68,7 @@ class DockerSandbox(AgentSandbox):
 
     @property
     def memory_used_bytes(self) -> int | None:
-        """Memory the box uses now, of a cgroup of version 1 or 2; None on another machine."""
+        """Memory that the sandbox uses now, from its cgroup; None on another machine."""
         return memory_used_bytes(self._group) if self._group else None
 
     def _root_held(self) -> str:
@@ -99,7 +99,7 @@ class DockerSandbox(AgentSandbox):
                     engine, self.name, {**settings, "HostConfig": held}, timeout_s=timeout_s
                 )
             except EngineError as e:
-                if "storage" not in e.said:  # only some storage drivers can hold a size
+                if "storage" not in e.said:  # only some storage drivers support a size limit
                     raise
             else:
                 self._has_quota = True
@@ -107,7 +107,7 @@ class DockerSandbox(AgentSandbox):
         return await Container.run(engine, self.name, settings, timeout_s=timeout_s)
 
     def _settings(self, volumes: Sequence[str]) -> dict[str, Any]:
-        """Return the container that is asked for, in the words of the Engine API."""
+        """Return the request for the container, in the format of the Engine API."""
         options = self._options
         line = labels() if self.line is None else self.line.labels
         return {
@@ -147,22 +147,22 @@ class DockerSandbox(AgentSandbox):
         return limits
 
     async def _launched(self) -> None:
-        """Learn who the agent is on the host; it waits for its source, so nothing has run yet."""
+        """Read the agent's process id on the host; it waits for its source: nothing has run yet."""
         assert isinstance(self._process, Container)
         try:
             await self._process.inspect()
         except EngineError as e:
             if e.status != 404:
                 raise
-            message = f"the container ended as it began{await super()._explain()}"
-            raise unfit(f"{message}: is {self._options.python} a Python 3.8 or newer?") from e
+            message = f"the container ended during its start{await super()._explain()}"
+            raise unfit(f"{message}: {self._options.python} must be Python 3.8 or newer") from e
         self.agent_pid = self._process.pid
         self._group = self._process.group
         if self._group is not None:
             self.leaves("usage", str(self._group))
 
     async def _explain(self) -> str:
-        """Return why the sandbox may be gone: what the agent said last, and the engine says now."""
+        """Return why the sandbox may be gone: the last output and the container's state."""
         said = await super()._explain()
         if not isinstance(self._process, Container):
             return said
@@ -179,19 +179,19 @@ class DockerSandbox(AgentSandbox):
 
     @classmethod
     async def remove(cls, left: Mapping[str, Sequence[str]]) -> list[str]:
-        """Remove containers that a killed process noted; return those that cannot be removed."""
+        """Remove containers that a killed process noted; return the errors."""
         faults = []
         for noted in left.get("container", ()):
             host, _, name = noted.rpartition(" ")
             if not name.startswith(PREFIX):
-                faults.append(f"{noted} is not a container of ours")
+                faults.append(f"{noted} is not a container of RollArt")
                 continue
             try:
                 await remove(Engine(host), name)
             except EngineError as e:
                 faults.append(f"container {name}: {e.said}")
             except SandboxFailure as e:
-                # What does not run any more is removed by its engine, when that comes back.
+                # The engine removes stopped containers after its restart.
                 groups = map(Path, left.get("usage", ()))
                 if not all(end_group(group) for group in groups):
                     faults.append(f"container {name}: {e}")
@@ -199,17 +199,17 @@ class DockerSandbox(AgentSandbox):
 
     @classmethod
     async def sweep(cls) -> list[str]:
-        """Remove what dead processes left: their snapshots and containers, and overdue ones."""
+        """Remove what dead processes left: snapshots, containers, and overdue containers."""
         return [*await super().sweep(), *await docker_host.sweep(Engine())]
 
     @classmethod
     async def examine(cls) -> list[Finding]:
-        """Say what the engine of this machine is and holds."""
+        """Report the state of this machine's engine, its limits and its images."""
         return await docker_host.examine(DockerConfig().image)
 
 
 def _host_config(options: DockerConfig, volumes: Sequence[str]) -> dict[str, Any]:
-    """Return the wall itself; the engine's default seccomp and AppArmor profiles stay."""
+    """Return the isolation settings; the engine's default seccomp and AppArmor profiles apply."""
     uid, gid = options.user.split(":")
     own = f"uid={uid},gid={gid}"
     kinds = "rw,exec,nosuid,nodev"
@@ -219,7 +219,7 @@ def _host_config(options: DockerConfig, volumes: Sequence[str]) -> dict[str, Any
         WORK: f"{kinds},size={disk},mode=0755,{own}",
         _TMP: f"{kinds},size={tmp},mode=1777",
     }
-    for path in volumes:  # else it is a folder on the host's disk, of no size
+    for path in volumes:  # otherwise it would be a folder on the host's disk, without a limit
         tmpfs.setdefault(path, f"{kinds},size={tmp},mode=0755,{own}")
     config: dict[str, Any] = {
         "AutoRemove": True,
@@ -252,18 +252,18 @@ def _ulimit(name: str, value: int) -> dict[str, Any]:
 
 
 def _mended(error: EngineError, options: DockerConfig, about: Mapping[str, Any]) -> SandboxFailure:
-    """Return what an engine refused in words that say what to do about it."""
+    """Return an error that explains how to fix what an engine refused."""
     said = error.said
     if "runtime" in said.lower() and options.runtime is not None and options.runtime in said:
         there = sorted(about.get("Runtimes") or {})
         return unfit(
             f"the Docker engine has no runtime {options.runtime!r}: install it and name it in the "
-            f"engine's /etc/docker/daemon.json, or take one of {there}"
+            f"engine's /etc/docker/daemon.json, or use one of {there}"
         )
     if "executable file not found" in said or "no such file or directory: unknown" in said:
         return unfit(
-            f"the image {options.image} has no {options.python}: take an image with Python 3.8 or "
-            "newer, or say where it is with the option python"
+            f"the image {options.image} has no {options.python}: use an image with Python 3.8 or "
+            "newer, or set the option python to its path"
         )
     if error.status == 400 or any(mistake in said for mistake in _MISTAKES):
         return unfit(str(error))

@@ -1,7 +1,7 @@
-"""What stands around the boxes of a Docker engine: its abilities, images, and what was left.
+"""The host side of Docker sandboxes: the engine's abilities, images, and garbage collection.
 
-Takes: an engine. Gives: what it can hold, an image that is there, findings for a person; removes
-containers of dead owners. Never: touches a container without this project's label.
+Takes: an engine. Gives: the limits it can enforce, an image that exists, findings for a person; it
+removes containers of dead owners. Never: changes a container without this project's label.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TTL_LABEL: Final = "rollart.ttl"
 PREFIX: Final = "rollart-"
 _FRESH_S: Final = 60.0
 _OVERDUE_S: Final = 300.0
-"""Seconds after the end of its time at which a box of whatever owner is removed."""
+"""Seconds after the end of its lifetime at which a sandbox of any owner is removed."""
 _PULL_S: Final = 1800.0
 _NOWHERE: Final = (
-    "there is no image {!r} on the Docker engine at {}, and none to be fetched ({}): `docker load` "
-    "it, or name another with the option image"
+    "there is no image {!r} on the Docker engine at {}, and it cannot be pulled ({}): `docker "
+    "load` it, or set the option image to another one"
 )
 _LOOK_S: Final = 10.0
-"""For an engine to say whether it and an image are there."""
+"""Time limit of the engine to report its own state and whether an image exists."""
 
 _known: dict[str, tuple[float, dict[str, Any]]] = {}
 _pulls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = (
@@ -44,7 +44,7 @@ _pulls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.L
 
 
 async def about(engine: Engine) -> dict[str, Any]:
-    """Return what an engine says of itself, at most a minute old."""
+    """Return the engine's description of itself, at most a minute old."""
     at, found = _known.get(engine.host, (0.0, {}))
     if not found or time.monotonic() - at > _FRESH_S:
         found = await engine.ask("GET", "/info")
@@ -53,10 +53,10 @@ async def about(engine: Engine) -> dict[str, Any]:
 
 
 async def image(engine: Engine, options: DockerConfig) -> dict[str, Any]:
-    """Return what an engine knows of an image, which is fetched if it may and must be.
+    """Return the engine's data about an image; pull it if needed and allowed.
 
     Raises:
-        SandboxFailure: When there is none.
+        SandboxFailure: If there is no such image.
     """
     name = options.image
     found = await _image(engine, name)
@@ -70,13 +70,13 @@ async def image(engine: Engine, options: DockerConfig) -> dict[str, Any]:
     if found is None:
         raise unfit(
             f"there is no image {name!r} on the Docker engine at {engine.host}: `docker pull` or "
-            "`docker load` it, name another with the option image, or allow pull: missing"
+            "`docker load` it, set the option image to another one, or set pull: missing"
         )
     return found
 
 
 def fault(options: DockerConfig) -> dict[str, str]:
-    """Return, by option, the engine or the image that is not there, without fetching any."""
+    """Return, by option, the engine or the image that is missing, without a pull."""
     try:
         loop.run(_there(options))
     except SandboxFailure as e:
@@ -90,7 +90,7 @@ async def _there(options: DockerConfig) -> None:
     if options.pull == "never" or await _image(engine, options.image) is not None:
         await image(engine, options)
         return
-    try:  # the engine asks the registry what it knows, and fetches nothing
+    try:  # the engine queries the registry, and pulls nothing
         await engine.ask("GET", f"/distribution/{quote(options.image)}/json")
     except EngineError as e:
         raise unfit(_NOWHERE.format(options.image, engine.host, e.said)) from e
@@ -103,7 +103,7 @@ async def _image(engine: Engine, name: str) -> dict[str, Any] | None:
         if e.status == 404:
             return None
         if e.status == 400:
-            raise unfit(f"{name!r} is no name of an image: {e.said}") from e
+            raise unfit(f"{name!r} is not a valid name of an image: {e.said}") from e
         raise
     return found
 
@@ -122,13 +122,13 @@ async def _pull(engine: Engine, name: str) -> None:
     for line in lines:
         if isinstance(line, dict) and "error" in line:
             raise unfit(
-                f"the image {name!r} cannot be fetched ({line['error']}): `docker load` it, or "
-                "name one that is there with the option image"
+                f"the image {name!r} cannot be pulled ({line['error']}): `docker load` it, or "
+                "set the option image to one that exists"
             )
 
 
 async def sweep(engine: Engine) -> list[str]:
-    """Remove the containers of owners that are gone; return what they were."""
+    """Remove the containers of owners that are gone; return what was removed."""
     query = {"all": 1, "filters": {"label": [OWNER_LABEL]}}
     removed = []
     for found in await engine.ask("GET", "/containers/json", query=query):
@@ -150,7 +150,7 @@ def _is_overdue(marks: Mapping[str, str], created: float) -> bool:
 
 
 def users(about: Mapping[str, Any]) -> str:
-    """Return whether root of a box is somebody else on the host."""
+    """Return how root of a sandbox maps to another user on the host; empty if it does not."""
     options = " ".join(about.get("SecurityOptions") or [])
     if "name=rootless" in options:
         return "rootless"
@@ -158,10 +158,10 @@ def users(about: Mapping[str, Any]) -> str:
 
 
 async def examine(image: str) -> list[Finding]:
-    """Say what the engine of this machine is and holds.
+    """Report the state of this machine's engine, its limits and its images.
 
     Args:
-        image: The image of a sandbox that names none.
+        image: The default image.
     """
     try:
         engine = Engine()
@@ -179,15 +179,15 @@ async def examine(image: str) -> list[Finding]:
 
 async def _default_image(engine: Engine, name: str) -> Finding:
     if await _image(engine, name) is not None:
-        return Finding("image", "ok", f"{name} is there")
+        return Finding("image", "ok", f"{name} exists")
     others = await _names(engine)
-    there = f" (there are {', '.join(others[:3])}: `rollart sandbox doctor docker image=NAME`)"
-    mend = f"`docker pull {name}`, or name another with the option image{there if others else ''}"
-    return Finding("image", "warn", f"the default image {name} is not there", mend)
+    there = f" (available: {', '.join(others[:3])}: `rollart sandbox doctor docker image=NAME`)"
+    mend = f"`docker pull {name}`, or set the option image to another one{there if others else ''}"
+    return Finding("image", "warn", f"the default image {name} does not exist here", mend)
 
 
 async def _names(engine: Engine) -> list[str]:
-    """Return the names of the images that are there, newest first."""
+    """Return the names of the available images, newest first."""
     images = await engine.ask("GET", "/images/json")
     names = [name for found in images for name in found.get("RepoTags") or []]
     return [name for name in names if name != "<none>:<none>"]
@@ -203,9 +203,9 @@ _LIMITS: Final = (
 
 def _limit(known: Mapping[str, Any], key: str, option: str, controller: str) -> Finding:
     if known.get(key):
-        return Finding(controller, "ok", f"a cgroup holds {option}")
-    mend = f"start the engine where the cgroup controller {controller} is on"
-    return Finding(controller, "warn", f"nothing holds {option}", mend)
+        return Finding(controller, "ok", f"a cgroup enforces {option}")
+    mend = f"start the engine where the cgroup controller {controller} is enabled"
+    return Finding(controller, "warn", f"nothing enforces {option}", mend)
 
 
 def _seccomp(known: Mapping[str, Any]) -> Finding:
@@ -219,7 +219,7 @@ def _seccomp(known: Mapping[str, Any]) -> Finding:
 def _apart(known: Mapping[str, Any]) -> Finding:
     how = users(known)
     if how:
-        return Finding("users", "ok", f"root of a box is nobody on the host ({how})")
-    mend = '"userns-remap": "default" in /etc/docker/daemon.json'
-    said = "uid 1000 of a box is uid 1000 of the host (boxes never run as root, unless told to)"
+        return Finding("users", "ok", f"root of a sandbox is another user on the host ({how})")
+    mend = 'set "userns-remap": "default" in /etc/docker/daemon.json'
+    said = "uid 1000 of a sandbox is uid 1000 of the host (the default user is not root)"
     return Finding("users", "warn", said, mend)

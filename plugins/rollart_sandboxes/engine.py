@@ -1,9 +1,9 @@
-"""A client of the Docker Engine's API: as much of it as a box needs, on asyncio's own streams.
+"""A client for the part of the Docker Engine API that sandboxes need, on asyncio streams.
 
 Takes: an address as in ``DOCKER_HOST``. Gives: answers as JSON, and the raw streams of an attached
-container. Never: starts a process, holds a thread, or limits how many streams there are at once.
+container. Never: starts a process, holds a thread, or limits the number of concurrent streams.
 
-A stream is of plain asyncio, with its flow control, since hundreds of boxes speak over one each.
+The streams are those of asyncio, with its flow control, because hundreds of sandboxes use one each.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rollart_core.errors import SandboxFailure
 
 _LIMIT: Final = 1 << 20
 _TIMEOUT_S: Final = 60.0
-_INSTEAD: Final = "or take the sandbox bubblewrap, which needs no engine"
+_INSTEAD: Final = "or use the sandbox bubblewrap, which needs no engine"
 
 _answered: set[str] = set()
-"""Engines that have answered this process: if one is gone, it may come back."""
+"""Engines that have answered this process; such an engine may come back if it is gone."""
 
 
 class EngineError(SandboxFailure):
@@ -46,10 +46,10 @@ class Engine:
 
     Args:
         host: ``unix:///path`` or ``tcp://host:port``; empty: see :func:`usual_host`.
-        timeout_s: Seconds an answer may take, unless a request says otherwise.
+        timeout_s: Maximum seconds for an answer, unless a request sets another limit.
 
     Raises:
-        SandboxFailure: When there is no such kind of address.
+        SandboxFailure: If the address has another form.
     """
 
     def __init__(self, host: str = "", *, timeout_s: float = _TIMEOUT_S) -> None:
@@ -59,8 +59,8 @@ class Engine:
         is_tcp = self._at.scheme in {"tcp", "http", "https"} and self._at.hostname
         if not is_tcp and not (self._at.scheme == "unix" and self._at.path):
             message = (
-                f"{self.host!r} is no address of a Docker engine: unix:///path or tcp://host:port "
-                "(an engine behind ssh: forward its socket with `ssh -L`)"
+                f"{self.host!r} is not an address of a Docker engine: use unix:///path or "
+                "tcp://host:port (for an engine behind ssh, forward its socket with `ssh -L`)"
             )
             raise unfit(message)
 
@@ -73,11 +73,11 @@ class Engine:
         body: object = None,
         timeout_s: float | None = None,
     ) -> Any:
-        """Return what the engine answers, from JSON; a stream of JSON lines as a list.
+        """Return the engine's answer, parsed from JSON; a stream of JSON lines becomes a list.
 
         Raises:
-            EngineError: When it refuses.
-            SandboxFailure: When it does not answer.
+            EngineError: If the engine refuses the request.
+            SandboxFailure: If it does not answer.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
@@ -110,7 +110,7 @@ class Engine:
         reader, writer = await self._connect()
         content = b"" if body is None else json.dumps(body).encode()
         try:
-            # HTTP/1.0: the answer ends where the connection does, in one piece.
+            # HTTP/1.0: the answer ends with the connection, in one piece.
             line = f"{method} {path} HTTP/1.0"
             writer.write(_request(line, {"Content-Type": "application/json"}, content))
             status = await self._head(reader)
@@ -132,8 +132,8 @@ class Engine:
             return await asyncio.open_connection(self._at.hostname, port, limit=_LIMIT, ssl=tls)
         except PermissionError as e:
             message = (
-                f"no permission on the Docker engine's socket {self._at.path}: be a member of its "
-                f"group (`usermod -aG docker NAME`, then log in anew), {_INSTEAD}"
+                f"no permission for the Docker engine's socket {self._at.path}: join its group "
+                f"(`usermod -aG docker NAME`, then log in again), {_INSTEAD}"
             )
             raise unfit(message) from e
         except OSError as e:
@@ -144,7 +144,7 @@ class Engine:
         head = await reader.readuntil(b"\r\n\r\n")
         fields = head.split(b" ", 2)
         if len(fields) < 3 or not fields[1].isdigit():
-            raise unfit(f"what answers at {self.host} is no Docker engine")
+            raise unfit(f"the server at {self.host} is not a Docker engine: set DOCKER_HOST")
         _answered.add(self.host)
         return int(fields[1])
 
@@ -160,7 +160,7 @@ class Engine:
 
 
 def usual_host() -> str:
-    """Return ``DOCKER_HOST``, or the socket of an engine of the system or of this person."""
+    """Return ``DOCKER_HOST``, or the socket of the system's or the user's engine."""
     if named := os.environ.get("DOCKER_HOST"):
         return named
     system = Path("/var/run/docker.sock")
@@ -171,7 +171,7 @@ def usual_host() -> str:
 
 
 def unfit(message: str) -> SandboxFailure:
-    """Return a failure that trying again does not mend."""
+    """Return a failure that a retry cannot fix."""
     failure = SandboxFailure(message, boundary="sandbox.docker")
     failure.retryable = False
     return failure
@@ -198,11 +198,11 @@ def _parsed(answer: bytes) -> Any:
     try:
         return [json.loads(line) for line in answer.splitlines() if line.strip()]
     except ValueError as e:
-        raise EngineError(200, f"{answer[:100]!r}, which is no JSON") from e
+        raise EngineError(200, f"{answer[:100]!r}, which is not JSON") from e
 
 
 def _said(answer: bytes) -> str:
-    """Return the reason that an answer gives."""
+    """Return the reason in an answer."""
     try:
         said = json.loads(answer)["message"]
     except (ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""What a wall gives when it has launched an agent: pipes to it, and its end.
+"""The result of launching an agent: pipes to it, and its end.
 
-Takes: nothing. Gives: the seam between the walls and :class:`AgentSandbox`; a process of asyncio
-fits it as it is. Never: says where the agent runs.
+Takes: nothing. Gives: the interface between the sandbox types and :class:`AgentSandbox`, which an
+asyncio process already fits. Never: depends on where the agent runs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Protocol
 
 
 class Reads(Protocol):
-    """Where an agent's frames come from."""
+    """The source of an agent's frames."""
 
     async def readexactly(self, n: int, /) -> bytes:
         """Return ``n`` bytes.
 
         Raises:
-            asyncio.IncompleteReadError: When there are fewer before the end.
+            asyncio.IncompleteReadError: If the stream ends before that.
         """
 
 
@@ -26,22 +26,22 @@ class Launched(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process id on the host; 0 where that is not known."""
+        """Its process id on the host; 0 if unknown."""
 
     @property
     def stdin(self) -> asyncio.StreamWriter | None:
-        """What the agent reads; it ends when this is closed."""
+        """The agent's stdin; the agent ends when this is closed."""
 
     @property
     def stdout(self) -> Reads | None:
-        """What it writes."""
+        """The agent's stdout."""
 
     @property
     def stderr(self) -> asyncio.StreamReader | None:
-        """What it complains of."""
+        """The agent's stderr."""
 
     def kill(self) -> None:
-        """End it and all below it; ``wait`` says when that is done."""
+        """Kill the agent and all its descendants; ``wait`` returns when that is done."""
 
     async def wait(self) -> int:
         """Wait for its end; return its exit code."""

@@ -1,7 +1,7 @@
-"""Which hosts a box may reach: names, below names, and ports.
+"""The hosts that a sandbox can reach: names, names below a name, and ports.
 
-Takes: names from a config. Gives: whether a host and port are among them, and which of a name's
-addresses may be connected to. Never: resolves or connects.
+Takes: names from a config. Gives: whether a host and port are allowed, and which of a name's
+addresses are allowed as connection targets. Never: resolves or connects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PORTS: Final = (80, 443)
-"""Those that a name without a port allows."""
+"""The ports that a name without a port allows."""
 _NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
@@ -29,7 +29,7 @@ class Rule:
     ports: tuple[int, ...]
 
     def allows(self, host: str, port: int) -> bool:
-        """Whether it covers this host, as :func:`canonical` gives it, and port."""
+        """Return whether the rule covers this host, as :func:`canonical` returns it, and port."""
         named = host.endswith(f".{self.name}") if self.below else host == self.name
         return named and port in self.ports
 
@@ -40,10 +40,10 @@ class Rule:
 
 
 def rule(text: str) -> Rule:
-    """Read ``pypi.org``, ``*.pypi.org``, ``pypi.org:8443``, ``10.0.0.7:80`` or ``[fd00::1]:80``.
+    """Parse ``pypi.org``, ``*.pypi.org``, ``pypi.org:8443``, ``10.0.0.7:80`` or ``[fd00::1]:80``.
 
     Raises:
-        ValueError: For anything else, a URL or a bare ``*`` among it.
+        ValueError: For anything else, including a URL or a bare ``*``.
     """
     below = text.startswith("*.")
     try:
@@ -62,7 +62,7 @@ def split(text: str) -> tuple[str, int | None]:
     """Return the host, canonical, and the port of ``host[:port]``.
 
     Raises:
-        ValueError: When it is not that.
+        ValueError: If the text has another form.
     """
     if text.count(":") > 1 and not text.startswith("["):
         return canonical(text), None
@@ -76,10 +76,10 @@ def split(text: str) -> tuple[str, int | None]:
 
 
 def canonical(host: str) -> str:
-    """Return a host in the one form in which it is compared.
+    """Return a host in the canonical form that is used for comparison.
 
     Raises:
-        ValueError: When it is neither a name nor an address.
+        ValueError: If it is neither a name nor an address.
     """
     known = address(host)
     if known is not None:
@@ -88,14 +88,14 @@ def canonical(host: str) -> str:
         name = host.removesuffix(".").encode("idna").decode("ascii").lower()
     except UnicodeError:
         raise ValueError(f"not a host: {host!r}") from None
-    # A last part of digits (127.1, 0x7f.1, 2130706433) is an address to some resolvers.
+    # Some resolvers read a last part of digits (127.1, 0x7f.1, 2130706433) as an address.
     if not _NAME.fullmatch(name) or re.fullmatch(r"[0-9]+|0x[0-9a-f]*", name.split(".")[-1]):
         raise ValueError(f"not a host: {host!r}")
     return name
 
 
 def address(host: str) -> Address | None:
-    """Return a host that is written as an address, None for a name."""
+    """Return the address if a host is written as one, None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -103,7 +103,7 @@ def address(host: str) -> Address | None:
 
 
 def public(found: Address) -> bool:
-    """Whether an address is the internet's: not private, local or special, nor one in hiding."""
+    """Return whether an address, or the one it embeds, is public: not private, local or special."""
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour
         if inner is None and found in _NAT64:
@@ -116,5 +116,5 @@ def public(found: Address) -> bool:
 
 
 def allowed(rules: Iterable[Rule], host: str, port: int) -> bool:
-    """Whether one of the rules covers a host, as :func:`canonical` gives it, and port."""
+    """Return whether a rule covers a host, as :func:`canonical` returns it, and port."""
     return any(each.allows(host, port) for each in rules)

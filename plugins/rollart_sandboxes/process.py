@@ -1,7 +1,7 @@
-"""The sandbox without a wall: a temp folder and a process group of its own, for trusted code.
+"""The sandbox type ``process``: a temporary folder and a process group, without isolation.
 
-Takes: options. Gives: the Sandbox contract, with limits for each process. Never: keeps code from
-the host's files or network, so it refuses to start unless it is told that the code is trusted.
+Takes: options. Gives: the Sandbox contract, with limits per process. Never: protects the host's
+files or network from code, so it refuses to start unless the option ``trusted`` is true.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _PREFIX: Final = "rollart-box-"
 
 
 class ProcessSandbox(AgentSandbox):
-    """Runs commands beside the run itself, in a temp folder.
+    """Runs commands on the host, like the run itself, in a temporary folder.
 
-    File transfers stay within that folder; commands are free to leave it.
+    File transfers stay within that folder. Commands can leave it.
     """
 
     config_class: ClassVar[type[SandboxConfig]] = ProcessConfig
@@ -45,8 +45,8 @@ class ProcessSandbox(AgentSandbox):
         self._folder = Path(tempfile.gettempdir(), f"{_PREFIX}{self._name}")
         if not self._options.trusted:
             raise ConfigError(
-                "the sandbox process has no wall: set its option trusted: true if the code may do "
-                "whatever you may, or take bubblewrap"
+                "the sandbox process has no isolation: set its option trusted: true if you trust "
+                "the code, or use bubblewrap"
             )
 
     async def _launch(self) -> asyncio.subprocess.Process:
@@ -67,31 +67,31 @@ class ProcessSandbox(AgentSandbox):
         }
 
     async def forward_port(self, target: str) -> str:
-        """Return ``target``: where there is no wall, programs reach what the run itself does."""
+        """Return ``target``: without isolation, programs reach what the run itself reaches."""
         return target
 
     @classmethod
     async def remove(cls, left: Mapping[str, Sequence[str]]) -> list[str]:
-        """Kill what a box left running whose owner is gone."""
+        """Kill the processes of a sandbox whose owner is gone."""
         for name in left.get("mark", ()):
             _kill_all_of(name)
         return []
 
     async def _gone(self) -> None:
-        """An agent that was killed could not tidy up."""
+        """Clean up on behalf of an agent that was killed."""
         _kill_all_of(self._name)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _kill_all_of(name: str) -> None:
-    """Kill the commands of a box, which bear its name."""
+    """Kill the commands of a sandbox, which carry its name in their environment."""
     for pid in _bearing(f"{_BOX}={name}".encode()):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def _bearing(mark: bytes) -> list[int]:
-    """Return the processes that have this in their environment (Linux)."""
+    """Return the processes that have this entry in their environment (Linux)."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""The HTTP proxy through which a box reaches the hosts that its config names, and no others.
+"""The HTTP proxy through which a sandbox reaches the hosts that its config allows, and no others.
 
-Takes: connections out of a box: ``CONNECT``, and requests with an absolute ``http://`` target.
-Gives: bytes both ways, or a refusal that says in plain text what was refused. Never: connects to an
-address that is not public (unless the config names that address), or looks into what it carries.
+Takes: connections from a sandbox: ``CONNECT``, and requests with an absolute ``http://`` target.
+Gives: bytes in both directions, or a refusal in plain text. Never: connects to an address that is
+not public (unless the config names that address), or inspects the content.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 from rollart_sandboxes import network
 
 PORT: Final = 3128
-"""Where it is found in a box, on its loopback."""
+"""The proxy's port in a sandbox, on its loopback."""
 MOST: Final = 64
-"""Connections of one box at once."""
+"""Maximum concurrent connections of one sandbox."""
 HEAD_BYTES: Final = 1 << 16
 HEAD_S: Final = 30.0
 CONNECT_S: Final = 20.0
@@ -36,7 +36,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 class Refused(Exception):
-    """A request that gets an answer of the proxy's own."""
+    """A request that the proxy itself answers, with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ async def resolve(name: str, port: int) -> list[str]:
     """Return the addresses of a name.
 
     Raises:
-        OSError: When it has none.
+        OSError: If it has none.
     """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
@@ -55,10 +55,10 @@ async def resolve(name: str, port: int) -> list[str]:
 
 
 class Proxy:
-    """The proxy of one box.
+    """The proxy of one sandbox.
 
     Args:
-        names: What it may reach, as :func:`network.rule` reads it.
+        names: The allowed hosts, in the format of :func:`network.rule`.
         resolve: Returns the addresses of a name.
     """
 
@@ -68,11 +68,11 @@ class Proxy:
         self._live = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection out of the box, until it ends."""
+        """Serve one connection from the sandbox until it ends."""
         self._live += 1
         try:
             if self._live > MOST:
-                raise Refused(503, f"the box has more than {MOST} connections")
+                raise Refused(503, f"the sandbox has more than {MOST} connections")
             async with asyncio.timeout(HEAD_S):
                 head = await reader.readuntil(b"\r\n\r\n")
             await self._carry(head, reader, writer)
@@ -80,7 +80,7 @@ class Proxy:
             _log.info("refused: %s", e)
             writer.write(_answer(e.status, str(e)))
         except asyncio.LimitOverrunError:
-            writer.write(_answer(431, f"the request's head is over {HEAD_BYTES} bytes"))
+            writer.write(_answer(431, f"the head of the request is over {HEAD_BYTES} bytes"))
         except (asyncio.IncompleteReadError, TimeoutError, OSError):
             pass
         finally:
@@ -106,11 +106,11 @@ class Proxy:
     async def _connect(
         self, host: str, port: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to one of a host's addresses that may be connected to, and to none but these."""
+        """Connect to one of a host's addresses, if it is allowed."""
         where = _where(host, port)
         if not network.allowed(self._rules, host, port):
             named = ", ".join(map(str, self._rules))
-            raise Refused(403, f"the box may not reach {where}; it may reach: {named}")
+            raise Refused(403, f"the sandbox may not reach {where}; it may reach: {named}")
         why = "it has no address"
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -120,8 +120,8 @@ class Proxy:
                     except TimeoutError:
                         raise
                     except ConnectionError:
-                        why = "the connection is refused"
-                    except OSError as e:  # one address may be unreachable, and the next one not
+                        why = "the server refused the connection"
+                    except OSError as e:  # one address may be unreachable while the next one is not
                         why = e.strerror or str(e)
         except TimeoutError:
             raise Refused(504, f"{where} does not answer within {CONNECT_S:g} s") from None
@@ -130,13 +130,13 @@ class Proxy:
         raise Refused(502, f"{where} cannot be reached: {why}")
 
     async def _addresses(self, host: str, port: int) -> list[str]:
-        if network.address(host) is not None:  # the config names this very address
+        if network.address(host) is not None:  # the config allows this exact address
             return [host]
         found = await self._resolve(host, port)
         parsed = [network.address(each.partition("%")[0]) for each in found]
         public = [str(each) for each in parsed if each is not None and network.public(each)]
         if not public:
-            message = f"the box may not reach {host}:{port}: its address is not a public one"
+            message = f"the sandbox may not reach {host}:{port}: its address is not public"
             raise Refused(403, message)
         return public
 
@@ -146,7 +146,7 @@ def _read(head: bytes) -> tuple[str, int, bytes]:
     line, *headers = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     found = _REQUEST.fullmatch(line)
     if found is None or not all(_HEADER.fullmatch(header) for header in headers):
-        raise Refused(400, "this is not a request of HTTP/1.1")
+        raise Refused(400, "this is not an HTTP/1.1 request")
     method, target = found[1], found[2]
     try:
         if method == "CONNECT":
@@ -159,7 +159,7 @@ def _read(head: bytes) -> tuple[str, int, bytes]:
             raise ValueError
         host, port = network.split(parts.netloc.rpartition("@")[2])
     except ValueError:
-        raise Refused(400, "this proxy takes CONNECT host:port and http:// targets") from None
+        raise Refused(400, "this proxy accepts CONNECT host:port and http:// targets") from None
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     kept = [h for h in headers if not _is_ours(h.partition(":")[0].lower())]
     lines = [f"{method} {path} HTTP/1.1", f"Host: {_where(host, port)}", "Connection: close", *kept]
@@ -176,7 +176,7 @@ def _is_ours(header: str) -> bool:
 
 
 def _answer(status: int, message: str) -> bytes:
-    """Return a refusal; clients show its first line, some only that."""
+    """Return a refusal. Clients show its first line, and some show only that line."""
     message = re.sub(r"[^ -~]", "?", message)
     body = f"rollart: {message}\n".encode()
     head = f"HTTP/1.1 {status} {message}\r\nContent-Type: text/plain\r\n"
@@ -184,7 +184,7 @@ def _answer(status: int, message: str) -> bytes:
 
 
 class _Seen:
-    """When bytes last went either way."""
+    """The time at which bytes last moved in either direction."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -194,16 +194,16 @@ class _Seen:
         self._at = self._loop.time()
 
     async def idle(self) -> None:
-        """Return once nothing has gone either way for a while."""
+        """Return once no bytes have moved in either direction for ``IDLE_S`` seconds."""
         while (left := self._at + IDLE_S - self._loop.time()) > 0:
             await asyncio.sleep(left)
 
 
-async def _carry_both(*roads: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
-    """Carry bytes both ways until both have ended, one fails, or nothing moves."""
+async def _carry_both(*pipes: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+    """Copy bytes in both directions until both have ended, one fails, or nothing moves."""
     seen = _Seen()
     idle = asyncio.create_task(seen.idle())
-    carried = [asyncio.create_task(_carry_one(*road, seen)) for road in roads]
+    carried = [asyncio.create_task(_carry_one(*pipe, seen)) for pipe in pipes]
     waiting = {idle, *carried}
     try:
         while waiting != {idle}:

@@ -1,11 +1,11 @@
-"""The seccomp filter of bubblewrap's boxes: which calls of the kernel code in a box cannot make.
+"""The seccomp filter of bubblewrap sandboxes: the system calls that code in them cannot make.
 
 Takes: a machine type. Gives: a classic BPF program, as ``bwrap --seccomp`` reads it. Never: loads
 it.
 
 It refuses what Docker's default profile (moby, ``profiles/seccomp/default.json``) refuses to a
-container without capabilities, io_uring, and address families beside Unix, IP and netlink. Calls
-that are newer than the table, and calls of another ABI (32-bit, x32), are refused as unknown. The
+container without capabilities, io_uring, and address families other than Unix, IP and netlink.
+Calls newer than the table, and calls of another ABI (32-bit, x32), are refused as unknown. The
 instructions are those of ``linux/filter.h``, and the fields those of ``struct seccomp_data``.
 """
 
@@ -27,21 +27,21 @@ _ALLOW: Final = 0x7FFF0000
 _ERRNO: Final = 0x00050000
 
 _NEWEST: Final = 462
-"""``mseal``, of Linux 6.10. Both tables go up to here; from 424 on they are the same."""
+"""``mseal``, of Linux 6.10. Both tables end here; from 424 on they are the same."""
 
 _NAMESPACES: Final = 0x7E020000
-"""All of ``CLONE_NEW*`` that ``clone`` takes."""
+"""All ``CLONE_NEW*`` flags that ``clone`` accepts."""
 _FAMILIES: Final = (1, 2, 10, 16)
 """``AF_UNIX``, ``AF_INET``, ``AF_INET6`` and ``AF_NETLINK``."""
 _PERSONAS: Final = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
-"""Those that Docker allows; the last one asks for the present one."""
+"""The values that Docker allows; the last one queries the current personality."""
 _TERMINAL_INPUT: Final = (0x5412, 0x541C)
-"""``TIOCSTI`` and ``TIOCLINUX``, which write into a terminal as if a person had typed."""
+"""``TIOCSTI`` and ``TIOCLINUX``, which insert terminal input as if a person had typed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Abi:
-    """Numbers of one machine type, of ``asm/unistd.h``."""
+    """The numbers of one machine type, from ``asm/unistd.h``."""
 
     arch: int
     clone: int
@@ -74,7 +74,7 @@ _COMMON: Final = {
     "lsm_list_modules": 461,
 }
 _CLONE3: Final = 435
-"""Its flags lie in memory, which a filter cannot read: C libraries take ``clone`` if it is unknown.
+"""Its flags are in memory, which a filter cannot read. C libraries use ``clone`` if it is unknown.
 """
 
 _ABIS: Final = {
@@ -119,14 +119,14 @@ _ABIS: Final = {
 }
 
 MACHINES: Final = tuple(_ABIS)
-"""The machine types, as ``os.uname`` names them, that there is a filter for."""
+"""The machine types that have a filter, as ``os.uname`` names them."""
 
 
 def program(machine: str) -> bytes | None:
-    """Return the filter for a machine type; None where there is none.
+    """Return the filter for a machine type; None if there is none.
 
     Args:
-        machine: Such as ``x86_64``.
+        machine: For example ``x86_64``.
     """
     abi = _ABIS.get(machine)
     if abi is None:
@@ -138,7 +138,7 @@ _Instruction = tuple[int, int, int, int]
 
 
 def _instructions(abi: _Abi) -> Iterator[_Instruction]:
-    """Yield (code, jump if true, jump if false, constant) of the whole filter."""
+    """Yield (code, jump if true, jump if false, constant) for the whole filter."""
     unknown = _refuse(errno.ENOSYS)
     yield _load(_ARCH_AT)
     yield _EQUAL, 1, 0, abi.arch

@@ -1,7 +1,7 @@
 """The sandbox service: isolated environments, and the sandboxes of this machine.
 
-Takes: what the core asks. Gives: the answers of :mod:`rollart_sandboxes.isolation` and
-:mod:`rollart_sandboxes.pool`. Never: imports them before it is asked.
+Takes: calls of the core. Gives: the results of :mod:`rollart_sandboxes.isolation` and
+:mod:`rollart_sandboxes.pool`. Never: imports them before the first call that needs them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LocalSandboxService(SandboxService):
         return option_faults(env_id, options)
 
     def describe(self, env_id: str, options: Mapping[str, object]) -> IsolatedDescription:
-        """See :meth:`SandboxService.describe`; asked once in a process for the same question."""
+        """See :meth:`SandboxService.describe`; results are cached in this process."""
         from rollart_sandboxes.isolation.describe import describe
 
         return describe(env_id, options)
@@ -54,7 +54,7 @@ class LocalSandboxService(SandboxService):
         return await open_env(env_id, options)
 
     def fault(self, sandbox: str) -> str:
-        """See :meth:`SandboxService.fault`; a sandbox is really started."""
+        """See :meth:`SandboxService.fault`; this starts a sandbox."""
         from rollart_sandboxes.pool.doctor import diagnose
 
         found = loop.run(diagnose(sandbox))

@@ -1,7 +1,7 @@
-"""A process whose three pipes are ours, begun in a way that may be cancelled.
+"""Start a process with three pipes, in a way that can be cancelled.
 
-Takes: a command line. Gives: an asyncio process. Never: waits for ever when it is cancelled while
-the process begins, as ``asyncio.create_subprocess_exec`` of Python 3.11 does.
+Takes: a command line. Gives: an asyncio process. Never: waits forever if it is cancelled while the
+process starts, as ``asyncio.create_subprocess_exec`` of Python 3.11 does.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 
 async def spawn(argv: Sequence[str], *, pass_fds: Sequence[int] = ()) -> Process:
-    """Start a process in a session of its own.
+    """Start a process in a new session.
 
     Args:
         argv: The program and its arguments.
-        pass_fds: What it inherits besides its pipes.
+        pass_fds: File descriptors that it inherits, in addition to its pipes.
     """
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(

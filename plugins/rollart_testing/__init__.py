@@ -1,6 +1,6 @@
-"""For plugin authors: deterministic fakes of every contract, and checks that it is kept.
+"""For plugin authors: deterministic fakes of every contract, and conformance checks.
 
-Takes: the modules beside it. Gives: their public names, in one place. Never: is imported by a run.
+Takes: its submodules. Gives: their public names. Never: is imported by a run.
 """
 
 from rollart_testing.agent_checks import check_agent

@@ -1,10 +1,10 @@
-"""``check_agent``: does an agent task keep the contract that the engine counts on?
+"""``check_agent``: check that an agent task follows the contract of the engine.
 
-Takes: an id, a task, or something that makes one, and its spec. Gives: check results. Never: needs
-a model or the gateway: an endpoint of the standard library answers in its place.
+Takes: an id, a task or a factory of tasks, and its spec. Gives: check results. Never: needs a model
+or the gateway; a local endpoint answers instead.
 
-Here are the checks of a program; the others are those of environments with steps, too, where
-``solve()`` takes the place of ``oracle()``.
+This module has the checks of a program. The other checks are shared with environments; they call
+``solve()`` instead of ``oracle()``.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ def check_agent(
     """Check an agent task against the contract, in this process.
 
     Args:
-        task: An id (or alias, or ``module:Class``), a class or function that makes a fresh one, or
+        task: An id (or alias, or ``module:Class``), a class or function that creates a new task, or
             one task, which is closed at the end.
-        spec: What it says of itself: splits, reward range, determinism; None: what its id says,
-            or the defaults.
+        spec: Its spec: splits, reward range, determinism. None means the spec of its id, or the
+            defaults.
         seed: Seed of the episodes.
-        num_tasks: Tasks of each split that are played.
-        only: Names of the checks to run; None: all.
+        num_tasks: Number of tasks played per split.
+        only: Names of the checks to run; None means all.
 
     Returns:
-        One result per check; SKIP where the task has nothing to check.
+        One result per check; SKIP if the task has nothing to check.
     """
     made: Any = task
     if isinstance(task, str):
@@ -90,22 +90,23 @@ def run_agent_checks(subject: AgentSubject, **course: Unpack[CheckCourse]) -> li
     """Run the checks of ``AGENT_CHECKS`` in their order.
 
     Args:
-        subject: What to check.
-        course: Which of them, and who is told; see :class:`rollart_testing.results.CheckCourse`.
+        subject: The task under check.
+        course: The checks to run and the progress callback; see
+            :class:`rollart_testing.results.CheckCourse`.
     """
     checks = {name: partial(check, subject) for name, check in AGENT_CHECKS.items()}
     return run_checks(checks, AGENT_NEEDS, basic=AGENT_BASIC, **course)
 
 
 def check_prepare(subject: AgentSubject) -> None:
-    """``prepare`` answers an AgentStart, with a task and without, time after time."""
+    """``prepare`` returns an AgentStart, with a task and without, in every episode."""
     with subject.open() as player:
         for options in ({}, {"split": next(iter(subject.spec.splits), "train"), "task": 0}):
             asyncio.run(prepare(player, options, subject.seed))
 
 
 def check_run(subject: AgentSubject) -> str | None:
-    """The program asks its endpoint, with its key, and ends by itself."""
+    """The program calls its endpoint with its key, and ends without being cancelled."""
 
     async def prepare_and_run(player: Player, server: ScriptedEndpoint) -> str:
         await prepare(player, {}, subject.seed)
@@ -114,39 +115,39 @@ def check_run(subject: AgentSubject) -> str | None:
     wanted = subject.max_turns
     with subject.open() as player, ScriptedEndpoint(plain_answer, max_requests=wanted) as server:
         error = asyncio.run(prepare_and_run(player, server))
-    expect(not server.strangers, f"its endpoint was sent {', '.join(server.strangers[:2])}")
+    expect(not server.strangers, f"its endpoint received {', '.join(server.strangers[:2])}")
     expect(not error or server.num_refused, f"run raised {error}")
-    expect(server.asked, "it asked its endpoint nothing: there is no trajectory")
+    expect(server.asked, "it sent no request to its endpoint: there is no trajectory")
     return f"{len(server.asked)} requests"
 
 
 def check_finish(subject: AgentSubject) -> None:
-    """``finish`` answers an AgentResult, finite and of the right kinds."""
+    """``finish`` returns an AgentResult with finite values of the right types."""
     with subject.open() as player:
         subject.play(player, GOOD, {})
 
 
 def check_refused(subject: AgentSubject) -> None:
-    """Once its requests are refused, the program ends, and what it has left can be judged."""
+    """The program ends after its requests are refused, and its result can be scored."""
     with subject.open() as player:
         for answers in (0, 1):
             subject.play(player, GOOD, {}, max_turns=answers)
 
 
 def check_cancelled(subject: AgentSubject) -> str:
-    """A program that waits for an answer ends soon after ``run`` is cancelled."""
+    """A program that waits for a response ends soon after ``run`` is cancelled."""
     took_s = cancelled(subject)
     limit_s = subject.spec.timeouts.close_s
     expect(
         took_s <= limit_s,
-        f"its program goes on for {took_s:.2g} s after run was cancelled and its endpoint gone; "
+        f"its program runs for {took_s:.2g} s after run was cancelled and its endpoint closed; "
         f"the close_s of its spec allows {limit_s:g} s",
     )
     return f"after {took_s:.2g} s"
 
 
 def check_malformed(subject: AgentSubject) -> None:
-    """A program takes whatever a policy answers: nonsense, nothing, calls that make no sense."""
+    """A program handles any response of a policy: garbage, empty text, invalid calls."""
     with subject.open() as player:
         for first in range(len(GARBAGE)):
             played = subject.play(player, Policy("malformed", first), {})
@@ -159,12 +160,12 @@ def check_malformed(subject: AgentSubject) -> None:
 
 
 def _expect_no_fault(played: AgentEpisode, what: str) -> None:
-    after = f"after {played.num_turns} {what} answers"
+    after = f"after {played.num_turns} {what} responses"
     expect(not played.fault, f"{after} run raised {played.fault}")
 
 
 AGENT_BASIC: Final = ("make", "prepare", "run", "finish")
-"""What nearly all others need."""
+"""The checks that nearly all others depend on."""
 _TASKS: Final = (*AGENT_BASIC, "tasks")
 _REPEATS: Final = (*_TASKS, "same_seed_same_episode")
 
@@ -194,7 +195,7 @@ AGENT_CHECKS: Final[Mapping[str, Check]] = {
     "within_timeouts": check_timeouts,
     "close_twice": check_close,
 }
-"""Every check that one process can do, in the order in which they run."""
+"""All checks that run in one process, in this order."""
 
 AGENT_NEEDS: Final[Mapping[str, Sequence[str]]] = {
     "make": (),
@@ -220,4 +221,4 @@ AGENT_NEEDS: Final[Mapping[str, Sequence[str]]] = {
         _TASKS,
     ),
 }
-"""What a check cannot be judged without; those not named here need ``AGENT_BASIC``."""
+"""Check -> checks that it depends on; those not listed depend on ``AGENT_BASIC``."""

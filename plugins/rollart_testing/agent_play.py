@@ -1,7 +1,7 @@
-"""Episodes of agent tasks as the checks play them: a function is the policy, every call is timed.
+"""Play episodes of agent tasks for the checks: a function is the policy, every call is timed.
 
-Takes: a subject, a policy and a task. Gives: what was asked, what came of it, and how the program
-ended. Never: judges more than the form of an answer, or leaves a program or an endpoint running.
+Takes: a subject, a policy and a task. Gives: the requests, the result, and how the program ended.
+Never: checks more than the form of a value, or leaves a program or an endpoint running.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from rollart_testing.play import (
 from rollart_testing.results import CheckFailed, expect, raised
 
 MAX_REQUESTS: Final = 12
-"""Answers an episode of a check gives at most; then its budget is spent."""
+"""The maximum number of responses in an episode of a check; then its budget is spent."""
 NUM_INSTANCES: Final = 8
 _BARRIER_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEpisode(Episode):
-    """What a program asked, and what came of it."""
+    """The requests of a program, and its result."""
 
     acts: ClassVar[str] = "answers"
     max_chars: ClassVar[int] = 80
@@ -69,32 +69,32 @@ class AgentEpisode(Episode):
         return cast("dict[str, object]", plain(values))
 
     def pages(self) -> Iterator[tuple[str, Any]]:
-        """Yield the prompt, and all that was asked."""
-        yield "the prompt is another:", self.start.prompt
-        yield "the info of prepare is another:", plain(dict(self.start.info))
+        """Yield the prompt and all requests."""
+        yield "the prompt differs:", self.start.prompt
+        yield "the info of prepare differs:", plain(dict(self.start.info))
         for n, asked in enumerate(self.asked, start=1):
             yield (
-                f"request {n} is another:",
+                f"request {n} differs:",
                 [plain(list(p)) for p in (asked.messages, asked.tools)],
             )
 
     def tells(self) -> list[Any]:
-        """Return what was shown, and the verdict."""
+        """Return the requests and the result."""
         return [[page for _, page in self.pages()], self.verdict]
 
     def notes(self) -> list[dict[str, Any]]:
-        """Return each thing that was shown, and the verdict."""
+        """Return each request, and the result."""
         return [*({"request": page} for _, page in self.pages()), {"verdict": self.verdict}]
 
 
 class AgentSubject(Subject):
-    """An agent task under check, or what makes one.
+    """An agent task under check, or a factory of one.
 
     Args:
-        made: A class or function that makes a fresh one, or one task, which stays open.
-        spec: What it says of itself; None: the defaults.
-        run_s: Seconds for the program of one episode.
-        others: As for :class:`~rollart_testing.play.Subject`.
+        made: A class or function that creates a new task, or one task, which stays open.
+        spec: Its spec; None means the defaults.
+        run_s: Time limit in seconds for the program of one episode.
+        others: See :class:`~rollart_testing.play.Subject`.
     """
 
     default_spec = EnvSpec(
@@ -103,10 +103,10 @@ class AgentSubject(Subject):
     expert, advice = "solve", ""
     telling = (GOOD,)
     few_turns = 1
-    num_warm_ups, num_rounds, rounds = 1, 3, "3 whole and as many cancelled episodes"
-    noun, begin_call, good_acts = "task", "prepare", "plain answers"
+    num_warm_ups, num_rounds, rounds = 1, 3, "3 complete and 3 cancelled episodes"
+    noun, begin_call, good_acts = "task", "prepare", "plain responses"
     returns, its_expert = "reward", "its solve()"
-    no_secrets, no_sandbox = "it has no secrets()", "it has no box"
+    no_secrets, no_sandbox = "it has no secrets()", "it has no sandbox"
 
     def __init__(
         self, made: object, spec: EnvSpec | None = None, *, run_s: float = 60.0, **others: Any
@@ -116,12 +116,12 @@ class AgentSubject(Subject):
 
     @property
     def max_turns(self) -> int:
-        """Answers that an episode gets before its budget is spent."""
+        """The number of responses in an episode before its budget is spent."""
         return max(2, min(self.spec.max_turns, MAX_REQUESTS))
 
     @property
     def limits_s(self) -> dict[str, float]:
-        """The seconds that the spec gives to each call."""
+        """The time limit in seconds that the spec gives to each call."""
         timeouts = self.spec.timeouts
         return {"prepare": timeouts.reset_s, "finish": timeouts.step_s, "close": timeouts.close_s}
 
@@ -141,7 +141,7 @@ class AgentSubject(Subject):
         seed: int | None = None,
         max_turns: int | None = None,
     ) -> AgentEpisode:
-        """Play one episode on a loop of its own; the expert asks nothing."""
+        """Play one episode on its own event loop; the expert sends no requests."""
         at = self.seed if seed is None else seed
         if policy is EXPERT:
             return asyncio.run(_solved(player, options, at))
@@ -150,21 +150,21 @@ class AgentSubject(Subject):
             return asyncio.run(episode(self, player, server, policy, options, at))
 
     def verdict_again(self, player: Player, episode: AgentEpisode) -> str | None:
-        """Give the same answers again; return where the two part."""
+        """Give the same responses again; return where the two episodes differ."""
         again = self.play(player, episode.policy, episode.options, seed=episode.seed)
         if episode.policy is not EXPERT:
             return episode.difference(again)
         one, two = (episode.earned, episode.success), (again.earned, again.success)
-        return None if one == two else f"its solve() earned {one}, and then {two}"
+        return None if one == two else f"its solve() earned {one}, then {two}"
 
     def players(self, player: Player) -> Iterator[Policy]:
-        """Yield who plays where verdicts and returns are looked at."""
+        """Yield the policies for checks of results and returns."""
         yield from (GOOD, Policy("random", "verdict"), MALFORMED)
         if player.has(self.expert):
             yield EXPERT
 
     def random_players(self, player: Player) -> Iterator[tuple[Literal["random", "calls"], str]]:
-        """Yield random answers, which call tools as well."""
+        """Yield random policies, which also call tools."""
         yield "random", "answers"
 
     def play_varied(self, player: Player) -> None:
@@ -172,12 +172,12 @@ class AgentSubject(Subject):
         self.play(player, GOOD, {}, seed=self.seed + 1)
 
     def instances(self) -> Iterator[tuple[Policy, int]]:
-        """Yield policy and seed of as many as the budget allows."""
+        """Yield policy and seed of each instance, as many as the budget allows."""
         for n in self.paced(range(NUM_INSTANCES), least=2):
             yield Policy("random", n), self.seed
 
     def play_together(self, alone: Sequence[AgentEpisode]) -> list[AgentEpisode]:
-        """Play all at once; none gets its first answer before all have asked."""
+        """Play all concurrently; each gets its first response after all have sent a request."""
         barrier = threading.Barrier(len(alone))
 
         def after_all(answer: Answer) -> Answer:
@@ -203,38 +203,36 @@ class AgentSubject(Subject):
             ]
             for server in servers:
                 stack.enter_context(server)
-            # A thread and a loop for each, as the engine has them.
+            # One thread and one event loop each, as in the engine.
             with ThreadPoolExecutor(len(alone)) as threads:
                 together = list(threads.map(played, players, servers, alone))
         for n, (one, other) in enumerate(zip(alone, together, strict=True)):
             where = f"episode {n} of {len(alone)}"
-            expect(not other.strangers, f"{where} was sent {', '.join(other.strangers[:2])}")
+            expect(not other.strangers, f"{where} received {', '.join(other.strangers[:2])}")
             expect(one.fault == other.fault, f"{where}: run raised {other.fault or 'nothing'}")
         return together
 
     def fewer(self, num_played: int, slowest_s: float) -> str | None:
-        """Return why fewer were played beside each other than wanted; None when all were."""
-        return (
-            None if num_played == NUM_INSTANCES else f"{num_played} instances, for they take long"
-        )
+        """Return why fewer instances were played than wanted; None if all were."""
+        return None if num_played == NUM_INSTANCES else f"{num_played} instances: they are slow"
 
     def open_and_close(self) -> None:
-        """Play an episode whose budget is spent and one that is cancelled, on a fresh task each."""
+        """Play an episode with a spent budget and a cancelled one, each on a new task."""
         if self.given is not None:
-            self.fresh()  # which says why not
+            self.fresh()  # raises with the reason
         with self.open() as player:
             self.play(player, GOOD, {}, max_turns=2)
         cancelled(self)
 
     def views(self, player: Player, tasks: Iterable[Options]) -> Iterator[View]:
-        """Yield all that the program of an episode shows to what answers it."""
+        """Yield all that the program of an episode shows to the policy."""
         ways = (MALFORMED, Policy("probe"), Policy("random", "secrets"), Policy("edge"))
         for options in tasks:
             for policy in ways:
                 yield _view(self.play(player, policy, options))
 
     def early_pages(self, player: Player, options: Options) -> Iterator[tuple[str, Observation]]:
-        """Yield the prompt: then the program begins."""
+        """Yield the prompt; the program starts after it."""
         yield str(options), self.begin(player, options)
 
 
@@ -254,7 +252,7 @@ async def episode(
         policy=policy,
         options=options,
         seed=seed,
-        # Whose budget is spent may end as it likes.
+        # A program with a spent budget may end in any way.
         fault="" if server.num_refused else error,
         num_turns=len(server.asked),
         infos=[start.info],
@@ -266,7 +264,7 @@ async def episode(
 
 
 async def _solved(player: Player, options: Options, seed: int) -> AgentEpisode:
-    """Let the expert do the task."""
+    """Run the expert on the task."""
     start = await prepare(player, options, seed)
     with player.during("solve"):
         await player.env.solve()
@@ -294,22 +292,22 @@ def _judged(result: AgentResult) -> dict[str, Any]:
 
 
 async def prepare(player: Player, options: Options, seed: int) -> AgentStart:
-    """Begin an episode, and look at the form of the answer."""
+    """Begin an episode, and check the form of the returned value."""
     with player.during("prepare"):
         start = await player.env.prepare(seed=seed, options=options)
     expect(isinstance(start, AgentStart), f"prepare returned {start!r:.60}, not an AgentStart")
     assert isinstance(start, AgentStart)
     is_text = isinstance(start.prompt, str) and start.prompt.strip()
-    expect(is_text, f"prepare's prompt is {start.prompt!r:.60}, not a text that says something")
+    expect(is_text, f"prepare's prompt is {start.prompt!r:.60}, not a non-empty string")
     expect(hasattr(start.info, "keys"), f"prepare's info is {start.info!r:.60}, not a mapping")
     return start
 
 
 async def run(subject: AgentSubject, player: Player, server: ScriptedEndpoint) -> str:
-    """Run the program; return what it raised, empty when it returned.
+    """Run the program; return what it raised, empty if it returned.
 
     Raises:
-        CheckFailed: When it does not end in time.
+        CheckFailed: If it does not end in time.
     """
     limit = asyncio.timeout(subject.run_s)
     try:
@@ -320,14 +318,14 @@ async def run(subject: AgentSubject, player: Player, server: ScriptedEndpoint) -
         if limit.expired():
             raise CheckFailed(
                 f"its program did not end within {subject.run_s:g} s, after "
-                f"{len(server.asked)} answers and {server.num_refused} refusals"
+                f"{len(server.asked)} responses and {server.num_refused} refusals"
             ) from e
         return raised(e)
     return ""
 
 
 async def finish(player: Player, recorded: Recorded) -> AgentResult:
-    """Let the task judge, and look at the form of the verdict."""
+    """Let the task score the episode, and check the form of the result."""
     with player.during("finish"):
         result = await player.env.finish(recorded)
     expect(isinstance(result, AgentResult), f"finish returned {result!r:.60}, not an AgentResult")
@@ -343,7 +341,7 @@ async def finish(player: Player, recorded: Recorded) -> AgentResult:
 
 
 def cancelled(subject: AgentSubject) -> float:
-    """Cancel a program that waits for its first answer; return the seconds until it ended."""
+    """Cancel a program that waits for its first response; return the seconds until it ended."""
     asked, over = threading.Event(), threading.Event()
 
     def answer(request: RecordedRequest) -> str:
@@ -362,7 +360,7 @@ def cancelled(subject: AgentSubject) -> float:
                 began.append(time.monotonic())
                 server.stop_answering()
                 loop.call_soon_threadsafe(running.cancel)
-                over.set()  # the endpoint is gone: who blocks the loop is free again
+                over.set()  # closing the endpoint unblocks a program that blocks the loop
 
         canceller = threading.Thread(target=cancel)
         canceller.start()
@@ -374,7 +372,7 @@ def cancelled(subject: AgentSubject) -> float:
         over.set()
         asked.set()
         canceller.join()
-        expect(began, "run ended before it asked anything")
+        expect(began, "run ended before it sent a request")
         return ended - began[0]
 
     with subject.open() as player, ScriptedEndpoint(answer) as server:
@@ -382,27 +380,27 @@ def cancelled(subject: AgentSubject) -> float:
 
 
 def answering(policy: Policy) -> Answer:
-    """Return how a policy answers a program."""
+    """Return the response function of a policy."""
     if policy.way in _KEYED:
         return _KEYED[policy.way](cast("Any", policy.key))
     return _ANSWERS[policy.way]
 
 
 def noop_answer(asked: RecordedRequest) -> str:
-    """Say nothing."""
+    """Respond with empty text."""
     return ""
 
 
 def plain_answer(asked: RecordedRequest) -> str:
-    """Say what says nothing."""
+    """Respond with blank texts."""
     return "ok"
 
 
 def garbage_from(first: int) -> Answer:
-    """Return a policy that says what no program expects, and calls tools without sense.
+    """Return a policy that sends unexpected texts and invalid tool calls.
 
     Args:
-        first: Which piece of garbage is the first.
+        first: Index of the first piece of garbage.
     """
 
     def answer(asked: RecordedRequest) -> str | Json:
@@ -417,10 +415,10 @@ def garbage_from(first: int) -> Answer:
 
 
 def random_answer(key: object) -> Answer:
-    """Return a policy that says random words, half of them words it was shown.
+    """Return a policy that sends random words, half of them from the request.
 
     Args:
-        key: What the draws follow from, beside the turn.
+        key: Seed of the draws, with the turn.
     """
 
     def answer(asked: RecordedRequest) -> str | Json:
@@ -437,10 +435,10 @@ def random_answer(key: object) -> Answer:
 
 
 def edge_answer(first: int) -> Answer:
-    """Return a policy that calls every tool at the edges of what its schema allows, in turn.
+    """Return a policy that calls every tool in turn with edge values of its schema.
 
     Args:
-        first: Which call is the first.
+        first: Index of the first call.
     """
 
     def answer(asked: RecordedRequest) -> str | Json:
@@ -451,7 +449,7 @@ def edge_answer(first: int) -> Answer:
 
 
 def calls_of(asked: RecordedRequest) -> list[Call]:
-    """Return the calls at the edges of the tools of a request; none of what is no tool."""
+    """Return calls with edge values for the tools of a request; malformed tools are left out."""
     try:
         return edge_calls(cast("Sequence[ToolSpec]", asked.tools))
     except ValueError:

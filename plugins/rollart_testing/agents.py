@@ -1,7 +1,7 @@
-"""A deterministic fake agent task, with trouble on demand.
+"""A deterministic fake agent task that fails on demand.
 
-Takes: options of its troubles. Gives: a program that asks its endpoint for words over HTTP, with
-nothing but the standard library. Never: needs an oracle: its prompts say what to answer.
+Takes: options for the faults. Gives: a program that requests words from its endpoint over HTTP with
+the standard library. Never: needs an oracle; its prompts contain the expected words.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from rollart_testing.envs import SPLITS, WORDS
 AgentTrouble = Literal[
     "raise", "exit", "hang", "block", "deaf", "silent", "greedy", "stubborn", "shrug", "nan"
 ]
-"""What its program does, after its first turn: raise, ``sys.exit``, wait for ever, block its thread
-for ever, wait for ever and not end when told, end without asking, ask until it is refused and
-raise over that, ask on even then, or end quietly when it is refused; or ``finish`` returns NaN."""
+"""The fault of its program after the first turn: raise, ``sys.exit``, wait forever, block its
+thread forever, wait forever and ignore cancellation, end without a request, send requests until
+refused and then raise, continue after a refusal, or end quietly after one; or ``finish`` returns
+NaN."""
 
 
 class FakeAgent:
     """Each turn asks for a word; each right answer earns ``1 / turns``.
 
     Args:
-        turns: Turns of an episode.
-        tasks: Tasks of each split.
-        trouble: What goes wrong.
-        trouble_every: Only every so-many-th episode of this object leads to trouble.
-        cut: ``finish`` says that the program was cut short.
+        turns: Number of turns in an episode.
+        tasks: Number of tasks in each split.
+        trouble: The fault to inject.
+        trouble_every: Inject the fault only in every n-th episode of this object.
+        cut: ``finish`` reports that the program was cut short.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class FakeAgent:
         return AgentStart(f"say {self.turns} words")
 
     async def run(self, endpoint: Endpoint) -> None:
-        """Ask for one word after the other, in one conversation."""
+        """Request one word after the other, in one conversation."""
         if self._has("silent"):
             return
         messages: list[Message] = []
@@ -92,15 +93,15 @@ class FakeAgent:
         return AgentResult(reward, self._right == self.turns, parts, self._cut, context)
 
     async def solve(self) -> None:
-        """Have said every word."""
+        """Return all words as the solution."""
         self._right = self.turns
 
     def close(self) -> None:
-        """Let go of what blocks; may be called twice."""
+        """Release blocked threads; may be called twice."""
         self._closing.set()
 
     def corpus(self) -> Iterator[str]:
-        """Yield what is asked and what is answered in every training task."""
+        """Yield the prompts and answers of every training task."""
         for index in range(self._tasks):
             for turn, word in enumerate(self._drawn("train", index)):
                 yield self._text(turn, word)
@@ -155,5 +156,5 @@ def _answer(endpoint: Endpoint, messages: list[Message]) -> Message:
             said: Message = json.load(answer)["choices"][0]["message"]
     except urllib.error.HTTPError as e:
         with e:
-            raise RuntimeError(f"the endpoint said {e.code}: {e.read().decode()}") from None
+            raise RuntimeError(f"the endpoint returned {e.code}: {e.read().decode()}") from None
     return {"role": "assistant", "content": said["content"] or ""}

@@ -1,10 +1,10 @@
-"""Contract checks of algorithms: the shape of what they compute, and that their loss teaches.
+"""Contract checks of algorithms: shapes of their outputs, and the effect of their loss.
 
 Takes: an algorithm. Gives: check results. Never: imports torch before a check needs a tensor (those
-checks are skipped where torch is missing).
+checks are skipped if torch is missing).
 
-What is trained on by default has trajectories of one, two and three samples of different lengths,
-as a run has where contexts are cut: samples, trajectories and members are not the same there.
+The default groups have trajectories of one, two and three samples of different lengths, as in a run
+with cut contexts, so that samples, trajectories and members differ.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _HIDDEN_SIZE: Final = 8
 _CLOSE: Final = 1e-4
-"""Of a share of the loss, relative to the whole."""
+"""Relative tolerance for the loss of a microbatch."""
 _NEEDS: Final = {
     "loss": ("advantages",),
     "microbatches": ("advantages", "loss"),
@@ -42,14 +42,15 @@ def example_group(
 ) -> Group:
     """Return a group with one trajectory for each reward.
 
-    Each has a turn for every three tokens, of which the policy sampled the last two; all began in
-    one state and were told apart after it, and the last turn earned the reward.
+    Each has one turn per three tokens, of which the policy sampled the last two. All start in one
+    state and differ after it; the last turn has the reward.
 
     Args:
-        rewards: Of the members.
-        num_tokens: Of a trajectory's first sample; each further one has three more.
-        num_samples: Samples of each trajectory; it repeats.
-        index: Of the task.
+        rewards: Rewards of the members.
+        num_tokens: Length of a trajectory's first sample; each further sample has three more
+            tokens.
+        num_samples: Number of samples per trajectory; the sequence repeats.
+        index: Index of the task.
     """
     task = Task("unregistered/Env-v0", "train", index, 0)
     members = tuple(
@@ -63,11 +64,11 @@ def example_group(
 def check_algorithm(
     algorithm: Algorithm, *, groups: Sequence[Group] | None = None
 ) -> list[CheckResult]:
-    """Check an algorithm: the shape of its advantages, and that its loss teaches what it should.
+    """Check an algorithm: the shape of its advantages, and the effect of its loss.
 
     Args:
         algorithm: The algorithm.
-        groups: What to train on; None: made-up ones.
+        groups: Groups to train on; None means generated ones.
     """
     given = groups or [
         example_group(num_samples=(2, 1, 3)),
@@ -124,7 +125,7 @@ def _turn(turn: int, index: int, reward: float) -> Turn:
 
 def _signals(algorithm: Algorithm, groups: Sequence[Group]) -> dict[str, list[FloatArray]]:
     samples = [sample for group in groups for sample in group.samples]
-    # Not what the policy itself said: a teacher that agrees with it teaches nothing.
+    # Differs from the policy: a teacher that agrees with it gives no gradient.
     falling = [-1.0 - 0.05 * np.arange(sample.num_tokens) for sample in samples]
     pairs = zip(samples, falling, strict=True)
     rows = [np.where(s.loss_mask, row, 0.0).astype(np.float32) for s, row in pairs]
@@ -146,7 +147,7 @@ def _check_alike(algorithm: Algorithm) -> None:
     size = max(algorithm.min_group_size, 2)
     group = example_group([1.0] * size)
     for row in algorithm.advantages([group], _signals(algorithm, [group])):
-        expect(np.isfinite(row).all(), "members with equal rewards give advantages not finite")
+        expect(np.isfinite(row).all(), "equal rewards give advantages that are not finite")
 
 
 def _check_loss(algorithm: Algorithm, groups: Sequence[Group]) -> None:
@@ -166,7 +167,7 @@ def _check_loss(algorithm: Algorithm, groups: Sequence[Group]) -> None:
     expect(not bool(gradient[~mask].any()), "tokens outside loss_mask have a gradient")
     for name, said in learned.outputs.items():
         learns = said.grad is not None and bool(said.grad[mask].any())
-        expect(learns, f"the loss teaches the module {name!r} nothing")
+        expect(learns, f"the loss gives no gradient to the module {name!r}")
         outside = said.grad is not None and bool(said.grad[~mask].any())
         expect(not outside, f"{name!r}: a gradient outside")
     for name, value in metrics.items():
@@ -174,7 +175,7 @@ def _check_loss(algorithm: Algorithm, groups: Sequence[Group]) -> None:
 
 
 def _check_microbatches(algorithm: Algorithm, groups: Sequence[Group]) -> None:
-    """Shares of microbatches add up to the loss of the minibatch, however samples are cut."""
+    """The losses of microbatches add up to the loss of the minibatch for any split."""
     torch = torch_or_skip()
     whole = _minibatch(algorithm, groups)
     at = torch.arange(whole.num_tokens)
@@ -192,13 +193,13 @@ def _check_microbatches(algorithm: Algorithm, groups: Sequence[Group]) -> None:
             expect(
                 off <= slack,
                 f"the {name} is {what} in {len(parts)} microbatches ({how}): divide by "
-                "total_loss_tokens, total_samples or total_trajectories, never by what a "
-                "microbatch holds; samples of one trajectory may be in different ones",
+                "total_loss_tokens, total_samples or total_trajectories, never by the size of a "
+                "microbatch; samples of one trajectory may be in different ones",
             )
 
 
 def _check_direction(algorithm: Algorithm) -> str | None:
-    """A step against the gradient makes tokens of better members likelier than of worse ones."""
+    """A gradient step raises the probability of better members' tokens over worse ones."""
     torch = torch_or_skip()
     size = max(algorithm.min_group_size, 3)
     rewards = [1.0, 0.0, *[0.5] * (size - 2)]
@@ -210,20 +211,20 @@ def _check_direction(algorithm: Algorithm) -> str | None:
     other = _minibatch(algorithm, [example_group([0.0, 1.0, *rewards[2:]])], on_policy=True)
     if torch.equal(whole.batch.advantages, other.batch.advantages):
         gain = float((steps * whole.batch.advantages).sum())
-        expect(gain > 0, "a step makes tokens with a positive advantage less likely: the sign")
-        return "rewards do not change its advantages, which were looked at instead"
+        expect(gain > 0, "tokens with a positive advantage become less likely: check the sign")
+        return "rewards do not change its advantages; the advantages were checked instead"
     best, worst = (float(steps[whole.batch.sample_ids == i].sum()) for i in (0, 1))
     expect(
         best > worst,
         f"a step moves the logprobs of the member with reward 1 by {best:g}, of the one with "
-        f"reward 0 by {worst:g}: it learns the worse one; look at the sign of loss and advantages",
+        f"reward 0 by {worst:g}: it learns the worse one; check the sign of loss and advantages",
     )
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Minibatch:
-    """What is trained on at once, packed."""
+    """A packed minibatch."""
 
     samples: Sequence[Sample]
     batch: LossBatch
@@ -254,14 +255,14 @@ class _Minibatch:
 
 @dataclass(frozen=True, slots=True)
 class _Learned:
-    """What gets a gradient: ``[N]`` each."""
+    """Tensors with a gradient: ``[N]`` each."""
 
     logprobs: torch.Tensor
     outputs: Mapping[str, torch.Tensor]
 
     @classmethod
     def at(cls, algorithm: Algorithm, whole: _Minibatch, logprobs: torch.Tensor) -> _Learned:
-        """Return leaves with these logprobs, and with outputs near what modules said before."""
+        """Return leaves with these logprobs, and with module outputs near the earlier ones."""
         where, mask, signals = torch_or_skip().where, whole.batch.loss_mask, whole.batch.signals
         outputs = {
             name: where(mask, signals[name] + 0.1, 0.0).requires_grad_()
@@ -283,7 +284,7 @@ def _taught(
     logprobs: torch.Tensor,
     parts: Sequence[Sequence[int]],
 ) -> dict[str, torch.Tensor]:
-    """Return loss and gradients of a minibatch that is trained in parts of its samples."""
+    """Return loss and gradients of a minibatch that is split into microbatches."""
     learned = _Learned.at(algorithm, whole, logprobs)
     total = torch_or_skip().zeros(())
     for members in parts:
@@ -301,12 +302,12 @@ def _taught(
 def _minibatch(
     algorithm: Algorithm, groups: Sequence[Group], *, on_policy: bool = False
 ) -> _Minibatch:
-    """Return groups packed, with what the algorithm says of them.
+    """Return packed groups with the algorithm's advantages, targets and signals.
 
     Args:
-        algorithm: Whose advantages, targets and signals.
-        groups: Of which all samples.
-        on_policy: The trainer's and the reference's logprobs are those of inference.
+        algorithm: The algorithm that computes them.
+        groups: Groups; all of their samples are packed.
+        on_policy: Whether the logprobs of trainer and reference equal those of inference.
     """
     module = torch_or_skip()
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -347,7 +348,7 @@ def _check_targets(algorithm: Algorithm, groups: Sequence[Group]) -> None:
     signals = _signals(algorithm, groups)
     algorithm.advantages(groups, signals)
     for name, rows in algorithm.targets(groups, signals).items():
-        expect(name not in algorithm.requires, f"a target is named like the signal {name!r}")
+        expect(name not in algorithm.requires, f"a target has the name of the signal {name!r}")
         expect(len(rows) == len(samples), f"{name}: {len(rows)} rows for {len(samples)} samples")
         for row, sample in zip(rows, samples, strict=True):
             fits = len(row) == sample.num_tokens
@@ -360,5 +361,5 @@ def _check_extra_modules(algorithm: Algorithm) -> None:
     expect(isinstance(modules, Mapping), f"extra_modules() is {modules!r}, not a dict")
     for name, module in modules.items():
         answer = module(torch_or_skip().zeros(5, _HIDDEN_SIZE))
-        expect(tuple(answer.shape) == (5,), f"{name!r} answers {tuple(answer.shape)}, not [5]")
-        expect(name in algorithm.requires, f"there is a module {name!r}, which nothing requires")
+        expect(tuple(answer.shape) == (5,), f"{name!r} has shape {tuple(answer.shape)}, not [5]")
+        expect(name in algorithm.requires, f"there is a module {name!r} that no signal requires")

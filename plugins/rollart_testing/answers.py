@@ -1,7 +1,7 @@
-"""What an environment answers: its form, and whether two answers are alike.
+"""The values that an environment returns: check their form, and compare two of them.
 
-Takes: what ``reset`` and ``step`` returned. Gives: steps whose form was looked at, and what is
-different between two steps. Never: calls the environment.
+Takes: the return values of ``reset`` and ``step``. Gives: checked steps, and the difference between
+two steps. Never: calls the environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollart_testing.results import expect
 
 
 class Step(NamedTuple):
-    """What one call of ``step`` answered; that of ``reset`` with a reward of 0."""
+    """The return value of ``step``, or of ``reset`` with a reward of 0."""
 
     observation: Observation
     reward: float
@@ -35,15 +35,15 @@ class Step(NamedTuple):
 
 
 def difference(one: Step, two: Step) -> str | None:
-    """Return in what two steps differ, with both sides; None when in nothing."""
+    """Return how two steps differ, with both values; None if they are equal."""
     for name, a, b in zip(Step._fields, one, two, strict=True):
         if plain(a) != plain(b):
-            return f"{name} {shortened(plain(a), 60)} against {shortened(plain(b), 60)}"
+            return f"{name} {shortened(plain(a), 60)} versus {shortened(plain(b), 60)}"
     return None
 
 
 def plain(value: object) -> Any:
-    """Return a value as JSON has it; what has no order is sorted, what has an address loses it."""
+    """Return a value as JSON data; sets are sorted, and memory addresses are removed."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -60,7 +60,7 @@ def plain(value: object) -> Any:
 
 
 def texts_of(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield every text and number of an info, with the path to it."""
+    """Yield every text and number of an info with its path."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield f"{path} key", str(key)
@@ -73,7 +73,7 @@ def texts_of(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def checked_reset(answer: object) -> Step:
-    """Return the answer of ``reset``, after a look at its form."""
+    """Return the checked return value of ``reset``."""
     expect(
         isinstance(answer, tuple) and len(answer) == 2,
         f"reset returned {_kind(answer)}, not (observation, info)",
@@ -85,7 +85,7 @@ def checked_reset(answer: object) -> Step:
 
 
 def checked_step(answer: object) -> Step:
-    """Return the answer of ``step``, after a look at its form."""
+    """Return the checked return value of ``step``."""
     expect(
         isinstance(answer, tuple) and len(answer) == 5,
         f"step returned {_kind(answer)}, not (observation, reward, terminated, truncated, info)",
@@ -141,6 +141,6 @@ def _kind(value: object) -> str:
 
 
 def shortened(value: object, most: int) -> str:
-    """Return a value as a reason shows it, in at most so many characters."""
+    """Return a value for a reason, cut to a number of characters."""
     text = repr(value)
     return text if len(text) <= most else text[: most - 3] + "..."

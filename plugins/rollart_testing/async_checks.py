@@ -1,6 +1,6 @@
-"""Small contract checks of the asynchronous kinds: inference engine, sandbox, reward backend.
+"""Contract checks of the asynchronous kinds: inference engine, sandbox, reward backend.
 
-Takes: a function that makes one. Gives: check results. Never: leaves it running.
+Takes: a factory. Gives: check results. Never: leaves an object running.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _LONG_S = 60.0
 def check_inference_engine(
     make: Callable[[], InferenceEngine], *, prompt: Sequence[int] = (1, 2, 3, 4)
 ) -> list[CheckResult]:
-    """Check an inference engine; one is started, and closed at the end.
+    """Check an inference engine; it is started, and closed at the end.
 
     Args:
-        make: Makes a fresh engine.
+        make: Creates a new engine.
         prompt: Token ids that its model knows.
     """
     return asyncio.run(_engine_checks(make, list(prompt)))
 
 
 def check_sandbox(make: Callable[[], Sandbox]) -> list[CheckResult]:
-    """Check a sandbox that has ``cat``, ``echo``, ``false`` and ``sleep``.
+    """Check a sandbox that has the commands ``cat``, ``echo``, ``false`` and ``sleep``.
 
     Args:
-        make: Makes a fresh sandbox.
+        make: Creates a new sandbox.
     """
     return asyncio.run(_sandbox_checks(make))
 
 
 def check_reward_backend(make: Callable[[], RewardBackend]) -> list[CheckResult]:
-    """Check a reward backend that runs a reward of range 0 to 1.
+    """Check a reward backend that runs a reward with range 0 to 1.
 
     Args:
-        make: Makes a fresh backend.
+        make: Creates a new backend.
     """
     return asyncio.run(_backend_checks(make))
 
@@ -115,7 +115,7 @@ def _expect_whole(result: GenerateResult, max_new_tokens: int) -> None:
         expect(math.isfinite(logprob) and logprob <= 1e-4, f"a logprob of {logprob}")
     at = 0
     for span in result.spans:
-        expect(span.start == at and span.stop > at, f"spans do not follow: {result.spans}")
+        expect(span.start == at and span.stop > at, f"spans are not consecutive: {result.spans}")
         at = span.stop
     expect(at == num_tokens, f"spans cover {at} of {num_tokens} tokens")
     reasons = ("stop", "length", "abort")
@@ -126,7 +126,7 @@ async def _check_generate(engine: InferenceEngine, prompt: list[int]) -> None:
     result = await _generate(engine, "one", prompt)
     expect(result.token_ids, "no token was generated")
     result = await _generate(engine, "short", prompt, max_new_tokens=1)
-    expect(result.finish_reason == "length", f"1 token at most: {result.finish_reason!r}")
+    expect(result.finish_reason == "length", f"1 token gives {result.finish_reason!r}")
 
 
 async def _check_at_once(engine: InferenceEngine, prompt: list[int]) -> None:
@@ -134,11 +134,11 @@ async def _check_at_once(engine: InferenceEngine, prompt: list[int]) -> None:
     requests = [_generate(engine, f"many-{i}", prompt, temperature=0.0) for i in range(5)]
     together = await asyncio.gather(*requests)
     same = all(result.token_ids == alone.token_ids for result in together)
-    expect(same, "greedy answers change with what runs beside them")
+    expect(same, "greedy outputs change with concurrent requests")
 
 
 async def _check_score(engine: InferenceEngine, prompt: list[int]) -> None:
-    """What an engine says of tokens that it has sampled is what it said when it sampled them."""
+    """Scores of sampled tokens equal the logprobs from sampling."""
     result = await _generate(engine, "judged", prompt)
     row = [*prompt, *result.token_ids]
     places = list(range(len(prompt), len(row)))
@@ -152,13 +152,13 @@ async def _check_score(engine: InferenceEngine, prompt: list[int]) -> None:
     for said, scored in zip(result.inference_logprobs, scores, strict=True):
         expect(abs(said - scored) < 1e-2, f"sampled with logprob {said:.4f}, scored {scored:.4f}")
     nothing = await asyncio.wait_for(engine.score(ScoreRequest("none", row, [])), _LONG_S)
-    expect(nothing == [], f"asked about no token it answers {nothing}")
+    expect(nothing == [], f"for no tokens it returns {nothing}")
 
 
 async def _check_repeats(engine: InferenceEngine, prompt: list[int], temperature: float) -> None:
     first = await _generate(engine, "first", prompt, temperature=temperature)
     second = await _generate(engine, "second", prompt, temperature=temperature)
-    expect(first.token_ids == second.token_ids, "the same request gives other tokens")
+    expect(first.token_ids == second.token_ids, "the same request gives different tokens")
 
 
 async def _check_stop_tokens(engine: InferenceEngine, prompt: list[int]) -> None:
@@ -175,8 +175,8 @@ async def _check_session(engine: InferenceEngine, prompt: list[int]) -> None:
     longer = [*prompt, *first.token_ids, *prompt]
     kept = await _generate(engine, "turn-1", longer, temperature=0.0, session_id="s")
     fresh = await _generate(engine, "fresh", longer, temperature=0.0)
-    expect(kept.token_ids == fresh.token_ids, "a kept session answers otherwise than a fresh one")
-    expect(kept.num_cached_tokens < len(longer), "it says that the whole prompt was cached")
+    expect(kept.token_ids == fresh.token_ids, "a kept session differs from a new one")
+    expect(kept.num_cached_tokens < len(longer), "it reports that the whole prompt was cached")
     await engine.release("s")
     await engine.release("s")
     await engine.release("never heard of")
@@ -194,14 +194,14 @@ async def _check_pause(engine: InferenceEngine, prompt: list[int]) -> None:
     await engine.resume()
     result = await asyncio.wait_for(held, _LONG_S)
     expect(not done, "it generated while paused")
-    expect(aborted.finish_reason == "abort", f"an aborted one ends with {aborted.finish_reason!r}")
+    expect(aborted.finish_reason == "abort", f"after abort it is {aborted.finish_reason!r}")
     expect(result.finish_reason != "abort", "abort ended another request too")
 
 
 async def _check_stats(engine: InferenceEngine) -> None:
     stats = await engine.stats()
-    expect(stats.decode_tokens > 0, "decode_tokens is 0 after all that")
-    expect(stats.num_running == 0, f"num_running is {stats.num_running} when nothing runs")
+    expect(stats.decode_tokens > 0, "decode_tokens is 0 after generation")
+    expect(stats.num_running == 0, f"num_running is {stats.num_running}, but nothing runs")
     expect(0 <= stats.kv_used <= 1, f"kv_used is {stats.kv_used}")
 
 
@@ -242,7 +242,7 @@ async def _check_exec(box: Sandbox) -> None:
 async def _check_timeout(box: Sandbox) -> None:
     result = await box.exec(["sleep", "30"], timeout_s=0.2)
     expect(result.timed_out, f"sleep 30 in 0.2 s gave {result}")
-    expect(result.wall_s < 10, f"it took {result.wall_s} s to end a command of 0.2 s")
+    expect(result.wall_s < 10, f"it took {result.wall_s} s to end a command with a 0.2 s limit")
 
 
 async def _check_output_cap(box: Sandbox) -> None:
@@ -254,7 +254,7 @@ async def _check_files(box: Sandbox) -> None:
     content = bytes(range(256))
     await box.write_file("deep/er/file.bin", content)
     got = await box.read_file("deep/er/file.bin")
-    expect(got == content, "a file does not come back as it was written")
+    expect(got == content, "a file that was read differs from the one written")
     try:
         await box.read_file("no/such/file")
     except OSError:

@@ -1,7 +1,7 @@
-"""Contract checks of weight channels: what is published is fetched, all of it or nothing.
+"""Contract checks of weight channels: a version is fetched completely or not at all.
 
 Takes: a function that opens ends of a channel. Gives: check results. Never: imports torch before a
-check needs a tensor (those checks are skipped where torch is missing).
+check needs a tensor (those checks are skipped if torch is missing).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def check_weight_channel(
     """Check a weight channel.
 
     Args:
-        open_end: Opens an end; all ends it opens must be of one and the same channel.
-        keep: How many versions the channel is set to keep.
+        open_end: Opens an end; all ends must belong to the same channel.
+        keep: Number of versions that the channel keeps.
     """
     return run_checks(
         {
@@ -46,10 +46,10 @@ def _check_round_trip(open_end: Callable[[], WeightChannel]) -> None:
     try:
         publication = trainer.publish(1, sent.items())
         num_bytes = sum(tensor.nbytes for tensor in sent.values())
-        expect(publication.policy_version == 1, f"it says version {publication.policy_version}")
+        expect(publication.policy_version == 1, f"it reports version {publication.policy_version}")
         expect(publication.num_bytes == num_bytes, f"{publication.num_bytes} of {num_bytes} bytes")
         for tensor in sent.values():
-            tensor.zero_()  # what was published must not change with the trainer's memory
+            tensor.zero_()  # a published version must not change with the trainer's memory
         got = dict(engine.fetch(1))
         expect(list(got) == list(sent), f"the order is {list(got)}, not {list(sent)}")
         for name, tensor in got.items():
@@ -118,9 +118,9 @@ def _check_going_back(open_end: Callable[[], WeightChannel]) -> None:
         for version, value in ((5, 5.0), (6, 6.0), (5, 7.0)):
             trainer.publish(version, [("w", torch.full((2,), value))])
         newest = engine.newest()
-        expect(newest in (None, 5), f"newest() is {newest}, and version 5 was published last")
+        expect(newest in (None, 5), f"newest() is {newest}, but version 5 was published last")
         expect(dict(engine.fetch(5))["w"].tolist() == [7, 7], "version 5 is not the later one")
-        expect(not _holds(engine, 6), "version 6, which was undone, can still be fetched")
+        expect(not _holds(engine, 6), "version 6, which was rolled back, can still be fetched")
     finally:
         engine.close()
         trainer.close()

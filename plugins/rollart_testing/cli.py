@@ -1,7 +1,7 @@
-"""``rollart check``: what a plugin, a project or a wheel keeps of its contract.
+"""``rollart check``: check a plugin, a project or a wheel against its contract.
 
-Takes: an id, a project folder or a wheel. Gives: every check with its verdict, and exit code 0 only
-when nothing failed and something passed. Never: imports a project or a wheel into this process.
+Takes: an id, a project folder or a wheel. Gives: every check with its outcome, and exit code 0 only
+if no check failed and one passed. Never: imports a project or a wheel into this process.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def check_command(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="A group (static, runtime, semantic) or a check; several: a,b."),
+        typer.Option(help="Groups (static, runtime, semantic) or checks, separated by commas."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds for the checks of one plugin.")
+        float, typer.Option(min=1, help="Time limit in seconds for the checks of one plugin.")
     ] = TIMEOUT_S,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check a plugin, a project or a wheel; exit 0 only when nothing failed and something passed.
+    """Check a plugin, a project or a wheel; exit 0 only if no check failed and one passed.
 
-    docs/check.md tells what each check means and how to mend what it finds.
+    docs/reference/checks.md explains each check and how to fix its findings.
     """
     with _progress() as heard:
         report = run(
@@ -66,7 +66,7 @@ def check_command(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, str], None]]:
-    """Show what is going on, on a terminal's stderr; it is gone when the block ends."""
+    """Show progress on a terminal's stderr; it is cleared when the block ends."""
     console = Console(stderr=True)
     with Progress(
         SpinnerColumn(),
@@ -86,7 +86,7 @@ def _show(report: Report) -> None:
         console.print(_table(plugin_id, [r for r in report.results if r.id == plugin_id]))
     title = f"{report.subject} {report.version}".strip()
     failed = [r.name for r in report.results if r.outcome is CheckOutcome.FAIL]
-    why = ", ".join(failed) or "of something nothing could be shown"
+    why = ", ".join(failed) or "no check passed for some id"
     said = ", ".join(f"{n} {outcome}" for outcome, n in report.counts.items())
     typer.echo(f"{said}. {title} " + ("passed." if report.passed else f"did not pass: {why}."))
 

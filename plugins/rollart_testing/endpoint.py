@@ -1,12 +1,12 @@
-"""An OpenAI-compatible endpoint without a model: a function answers, and what was asked is kept.
+"""An OpenAI-compatible endpoint without a model: a function answers, and requests are kept.
 
 Takes: a function from (messages, tools, turn) to an answer. Gives: an
-:class:`~rollart_core.contracts.agent.Endpoint` on the loopback, in threads of its own, so that a
-program that blocks the event loop still gets its answers. Never: needs more than the standard
-library, or answers a stranger.
+:class:`~rollart_core.contracts.agent.Endpoint` on the loopback, in separate threads, so that a
+program that blocks the event loop still gets responses. Never: needs more than the standard
+library, or answers a request without the key.
 
-It answers ``/chat/completions`` (streamed where asked), ``/completions`` and ``/models``. Whoever
-has used up the budget gets the error that the gateway gives.
+It serves ``/chat/completions`` (streamed on request), ``/completions`` and ``/models``. After the
+budget is spent, it returns the same error as the gateway.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ Json: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """One request, and what was answered."""
+    """One request and its response."""
 
     messages: tuple[Json, ...]
-    """As they were sent; of ``/completions``, its prompt as one message of the user."""
+    """The messages as sent; for ``/completions``, the prompt as one user message."""
     tools: tuple[Json, ...] = ()
     turn: int = 0
-    """Answered requests before it."""
+    """The number of answered requests before it."""
     answer: Json = field(default_factory=dict)
     """The assistant's message."""
 
 
 Answer: TypeAlias = Callable[[RecordedRequest], "str | Json"]
-"""From a request to the assistant's text, or to its whole message; EOFError refuses it, and all
-that come after it."""
+"""From a request to the assistant's text or message; EOFError refuses it and all later requests."""
 
 
 class ScriptedEndpoint:
@@ -53,7 +52,7 @@ class ScriptedEndpoint:
 
     Args:
         answer: Called in a thread for each request.
-        max_requests: Answered requests before all others are refused; None: no end.
+        max_requests: Requests to answer before all others are refused; None means no limit.
     """
 
     def __init__(self, answer: Answer, *, max_requests: int | None = None) -> None:
@@ -64,7 +63,7 @@ class ScriptedEndpoint:
         self.num_refused = 0
         """Requests beyond the budget."""
         self.strangers: list[str] = []
-        """What else came: requests with another key, or that nobody could read."""
+        """Other requests: with a wrong key, or malformed."""
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.gateway_session = self
         self._thread = threading.Thread(
@@ -97,7 +96,7 @@ class ScriptedEndpoint:
             self._max_requests = 0
 
     def take(self, body: Json) -> RecordedRequest | None:
-        """Answer one request; None when the budget is used up."""
+        """Answer one request; None if the budget is spent."""
         messages = tuple(body["messages"]) if "messages" in body else _of_prompt(body)
         with self._lock:
             spent = self._max_requests is not None and self._num_taken >= self._max_requests
@@ -123,9 +122,9 @@ def call_tool(name: str, arguments: Mapping[str, object] | str, call_id: str = "
     """Return an assistant's message that calls a tool.
 
     Args:
-        name: Of the tool.
-        arguments: A mapping, or text, which need not be JSON.
-        call_id: What the answer will refer to.
+        name: Name of the tool.
+        arguments: A mapping, or text that may be invalid JSON.
+        call_id: Id for the tool's result.
     """
     text = arguments if isinstance(arguments, str) else json.dumps(dict(arguments))
     function = {"name": name, "arguments": text}
@@ -143,7 +142,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A program that hangs up in the middle is no news."""
+        """Ignore a program that disconnects early."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -180,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, _completion(asked, is_chat=is_chat))
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing on stderr."""
+        """Log nothing to stderr."""
 
     def _is_known(self) -> bool:
         gateway_session = self.server.gateway_session
@@ -214,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _expect_form(body: object, key: str) -> None:
     if not isinstance(body, dict):
-        raise ValueError("the body is no JSON object")
+        raise ValueError("the body is not a JSON object")
     messages = body.get(key)
     if key == "prompt" and isinstance(messages, str):
         return

@@ -1,8 +1,8 @@
-"""An inference engine that answers from a script: no model, any number of sessions.
+"""An inference engine with scripted answers: no model, any number of sessions.
 
-Takes: requests. Gives: what a function of the request says, after a modelled latency, under the
-version that is loaded. Never: starts a thread or reads a clock; it waits on timers of the running
-event loop, so a loop with a virtual clock makes it virtual.
+Takes: requests. Gives: the result of a function of the request, after a modelled latency, with the
+loaded version. Never: starts a thread or reads a clock; it waits on timers of the running event
+loop, so it works with a virtual clock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PRIME = 1_000_003
 
 
 def keyed_script(num_tokens: int = 8, vocab_size: int = 256) -> Script:
-    """Return a script whose answers follow from ``sampling_key``; all alike at temperature 0."""
+    """Return a script with answers by ``sampling_key``; all are equal at temperature 0."""
 
     def answer(request: GenerateRequest) -> list[int]:
         key = request.sampling_key if request.temperature else 0
@@ -62,25 +62,25 @@ def text_script(
 class ScriptedEngine(InferenceEngine):
     """Answers from ``script``; ``calls`` holds every request, ``num_calls`` counts all calls.
 
-    An answer is cut at ``max_new_tokens``, and ends with the first stop token of the request where
-    there is room for it. Weights that arrive while a request is in flight give the second half of
-    its tokens the new version. An aborted request returns the first half of its answer.
+    An answer is cut at ``max_new_tokens``, and ends with the first stop token of the request if it
+    fits. Weights that arrive while a request is in flight give the second half of its tokens the
+    new version. An aborted request returns the first half of its answer.
 
     Args:
-        script: From a request to its tokens; None makes them of ``sampling_key``.
-        num_tokens: Length of such made-up answers.
-        vocab_size: Token ids of made-up answers are below it.
+        script: From a request to its tokens; None generates them from ``sampling_key``.
+        num_tokens: Length of generated answers.
+        vocab_size: Exclusive upper bound of generated token ids.
         latency_s: Seconds a request takes, or a function of the request.
         logprob: The logprob of every token.
         record: Keep the requests in ``calls``.
-        channel: Where ``load_weights`` fetches from; None takes any version.
-        policy_version: What the first weights are called.
-        model_path: Taken as a real engine takes it, and not used; so are those that follow.
+        channel: The channel for ``load_weights``; None accepts any version.
+        policy_version: Version of the first weights.
+        model_path: Accepted for compatibility, but not used; the same holds for the following.
         dtype: Not used.
         device: Not used.
         deterministic: Not used.
         kv_on_swap: Not used.
-        max_context_tokens: Longer prompts are refused; None takes any length.
+        max_context_tokens: Longer prompts are refused; None means no limit.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ScriptedEngine(InferenceEngine):
         self._state: Literal["new", "running", "paused", "closed"] = "new"
 
     async def start(self) -> None:
-        """Be ready."""
+        """Start the engine."""
         self.num_calls["start"] += 1
         self._state = "running"
 
@@ -143,7 +143,7 @@ class ScriptedEngine(InferenceEngine):
         return self._result(request, token_ids, first_version, "stop" if stopped else "length")
 
     async def load_weights(self, policy_version: int) -> WeightSwap:
-        """Take a version, reading it from the channel if there is one."""
+        """Load a version, from the channel if there is one."""
         self.num_calls["load_weights"] += 1
         tensors = self._channel.fetch(policy_version) if self._channel else ()
         num_bytes = sum(tensor.nbytes for _, tensor in tensors)
@@ -156,19 +156,19 @@ class ScriptedEngine(InferenceEngine):
         self._state = "paused"
 
     async def resume(self) -> None:
-        """Let held answers go."""
+        """Release held answers."""
         self.num_calls["resume"] += 1
         self._state = "running"
         while self._held:
             _settle(self._held.pop(), "done")
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these requests; unknown ids are fine."""
+        """Abort these requests; unknown ids are ignored."""
         self.num_calls["abort"] += 1
         self._wake(request_ids, "abort")
 
     async def release(self, session_id: str) -> None:
-        """Forget a session."""
+        """Release a session."""
         self.num_calls["release"] += 1
         self._sessions.pop(session_id, None)
 
@@ -184,7 +184,7 @@ class ScriptedEngine(InferenceEngine):
         )
 
     async def close(self) -> None:
-        """End everything; may be called twice."""
+        """Close the engine; may be called twice."""
         self.num_calls["close"] += 1
         self._state = "closed"
         self._sessions.clear()
@@ -197,7 +197,7 @@ class ScriptedEngine(InferenceEngine):
         elif request.request_id in self._in_flight:
             problem = f"request {request.request_id!r} is in flight already"
         elif len(request.token_ids) > (self._max_context_tokens or len(request.token_ids)):
-            problem = f"{len(request.token_ids)} tokens are more than {self._max_context_tokens}"
+            problem = f"{len(request.token_ids)} tokens exceed {self._max_context_tokens}"
         if problem:
             raise InferenceFailure(problem, boundary="generate")
 

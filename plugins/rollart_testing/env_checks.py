@@ -1,8 +1,8 @@
-"""``check_env``: does an environment keep the contract that the engine counts on?
+"""``check_env``: check that an environment follows the contract of the engine.
 
-Takes: an id, an environment, or something that makes one, and its spec. Gives: check results.
-Never: needs a model, a network or a process of its own; ``rollart check`` adds what needs those.
-Here are the checks of ``reset`` and ``step``; the others are those of agent tasks, too.
+Takes: an id, an environment or a factory of environments, and its spec. Gives: check results.
+Never: needs a model, a network or a separate process; ``rollart check`` adds the checks that do.
+This module has the checks of ``reset`` and ``step``; the others are shared with agent tasks.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from rollart_testing.semantic_checks import (
 from rollart_testing.split_checks import check_splits
 
 Check = Callable[[EnvSubject], str | None]
-"""Raises when the environment breaks the rule; returns a remark or nothing."""
-# Gymnasium only warns of these; all its other warnings are about rendering and habits.
+"""Raises if the environment breaks the rule; returns a remark or nothing."""
+# Gymnasium only warns of these; its other warnings are about rendering and style.
 _GRAVE: Final = ("not within the observation space", "share an object")
 
 
@@ -59,16 +59,16 @@ def check_env(
     """Check an environment against the contract, in this process.
 
     Args:
-        env: An id (or alias, or ``module:Class``), a class or function that makes a fresh one, or
-            one environment, which is closed at the end.
-        spec: What it says of itself: splits, reward range, determinism; None: what its id says,
-            or the defaults.
+        env: An id (or alias, or ``module:Class``), a class or function that creates a new
+            environment, or one environment, which is closed at the end.
+        spec: Its spec: splits, reward range, determinism. None means the spec of its id, or the
+            defaults.
         seed: Seed of the episodes.
-        num_tasks: Tasks of each split that are played.
-        only: Names of the checks to run; None: all.
+        num_tasks: Number of tasks played per split.
+        only: Names of the checks to run; None means all.
 
     Returns:
-        One result per check; SKIP where the environment has nothing to check.
+        One result per check; SKIP if the environment has nothing to check.
     """
     if isinstance(env, str):
         spec = spec or registry.env_spec(env)
@@ -81,15 +81,16 @@ def run_env_checks(subject: EnvSubject, **course: Unpack[CheckCourse]) -> list[C
     """Run the checks of ``CHECKS`` in their order.
 
     Args:
-        subject: What to check.
-        course: Which of them, and who is told; see :class:`rollart_testing.results.CheckCourse`.
+        subject: The environment under check.
+        course: The checks to run and the progress callback; see
+            :class:`rollart_testing.results.CheckCourse`.
     """
     checks = {name: partial(check, subject) for name, check in CHECKS.items()}
     return run_checks(checks, NEEDS, basic=BASIC, **course)
 
 
 def check_reset(subject: EnvSubject) -> None:
-    """``reset`` answers (observation, info), with and without a seed and options."""
+    """``reset`` returns (observation, info), with and without a seed and options."""
     with subject.open() as player:
         player.reset(seed=subject.seed)
         player.reset(seed=subject.seed, options={})
@@ -97,7 +98,7 @@ def check_reset(subject: EnvSubject) -> None:
 
 
 def check_step(subject: EnvSubject) -> None:
-    """``step`` answers its five values, each of its kind."""
+    """``step`` returns five values of the right types."""
     with subject.open() as player:
         last = player.reset(seed=subject.seed)
         for turn in range(3):
@@ -107,18 +108,18 @@ def check_step(subject: EnvSubject) -> None:
 
 
 def check_reset_in_the_middle(subject: EnvSubject) -> None:
-    """``reset`` after a step begins at the beginning."""
+    """``reset`` after a step restarts the episode."""
     with subject.open() as player:
         first = player.reset(seed=subject.seed)
         player.step(good_action(player, first, 0))
         again = player.reset(seed=subject.seed)
         if subject.spec.deterministic:
             same = first.observation == again.observation
-            expect(same, "reset after a step does not begin at the beginning")
+            expect(same, "reset after a step does not restart the episode")
 
 
 def check_gymnasium(subject: EnvSubject) -> None:
-    """Gymnasium's own ``check_env`` accepts it; its seeds are held to, where its spec says so."""
+    """Gymnasium's ``check_env`` accepts it; seeds are checked if its spec is deterministic."""
     import gymnasium
     from gymnasium.utils.env_checker import check_env
 
@@ -135,13 +136,13 @@ def check_gymnasium(subject: EnvSubject) -> None:
 
 @contextmanager
 def _said_to_be(env: Any, *, deterministic: bool) -> Iterator[None]:
-    """Give an environment that gymnasium did not make a spec, so that its checker asks for more."""
+    """Set a spec on an environment that gymnasium did not create, to enable more of its checks."""
     from gymnasium.envs.registration import EnvSpec
 
     if env.spec is not None:
         yield
         return
-    with suppress(AttributeError):  # a wrapper's spec cannot be set
+    with suppress(AttributeError):  # the spec of a wrapper is read-only
         env.spec = EnvSpec("rollart/Checked-v0", nondeterministic=not deterministic)
     try:
         yield
@@ -151,14 +152,14 @@ def _said_to_be(env: Any, *, deterministic: bool) -> Iterator[None]:
 
 
 def check_async(subject: EnvSubject) -> None:
-    """``areset`` and ``astep`` answer what ``reset`` and ``step`` do."""
+    """``areset`` and ``astep`` return the same as ``reset`` and ``step``."""
     with subject.open() as player:
         has = {name: player.has(name) for name in ("areset", "astep")}
         if not any(has.values()):
             raise SkipCheck("it has no areset() and astep()")
         for name, is_there in has.items():
             other = "astep" if name == "areset" else "areset"
-            expect(is_there, f"it has {other}() and no {name}(): a run would mix the two ways")
+            expect(is_there, f"it has {other}() but no {name}(): a run would mix the two")
         env = player.env
         begun = checked_reset(asyncio.run(env.areset(seed=subject.seed, options={})))
         action = good_action(player, begun, 0)
@@ -171,7 +172,7 @@ def check_async(subject: EnvSubject) -> None:
 
 
 def check_malformed(subject: EnvSubject) -> None:
-    """Malformed actions are answered, and a good one after them too; so is any fitting call."""
+    """Malformed actions and a good one after them get a response; so does any valid call."""
     with subject.open() as player:
         for action in GARBAGE:
             player.reset(seed=subject.seed)
@@ -183,11 +184,11 @@ def check_malformed(subject: EnvSubject) -> None:
 
 
 BASIC: Final = ("make", "reset", "step")
-"""What nearly all others need."""
+"""The checks that nearly all others depend on."""
 _TASKS: Final = (*BASIC, "tasks")
 _REPEATS: Final = (*_TASKS, "same_seed_same_episode")
 _RANDOM: Final = (*_TASKS, "malformed_actions")
-"""Of those whose random players call tools too."""
+"""Dependencies of checks whose random policies also call tools."""
 
 CHECKS: Final[Mapping[str, Check]] = {
     "make": check_make,
@@ -215,7 +216,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "within_timeouts": check_timeouts,
     "close_twice": check_close,
 }
-"""Every check that one process can do, in the order in which they run."""
+"""All checks that run in one process, in this order."""
 
 NEEDS: Final[Mapping[str, Sequence[str]]] = {
     "make": (),
@@ -245,4 +246,4 @@ NEEDS: Final[Mapping[str, Sequence[str]]] = {
         _RANDOM,
     ),
 }
-"""What a check cannot be judged without; those not named here need ``BASIC``."""
+"""Check -> checks that it depends on; those not listed depend on ``BASIC``."""

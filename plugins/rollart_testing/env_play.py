@@ -1,7 +1,7 @@
-"""Environments as the checks play them, step by step: every answer is looked at.
+"""Play episodes of environments for the checks, step by step; every return value is checked.
 
-Takes: a subject, a policy and a task. Gives: the steps that they lead to. Never: reads or writes
-the global random state, or judges more than the form of an answer.
+Takes: a subject, a policy and a task. Gives: the steps of the episode. Never: reads or writes the
+global random state, or checks more than the form of a value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_MEMORY_BYTES: Final = 8 * 2**30
 _MAX_DRAWS: Final = 8
 
 Act: TypeAlias = Callable[[Player, Step, int], str]
-"""From (player, the step before, turn) to an action."""
+"""From (player, previous step, turn) to an action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class EnvEpisode(Episode):
 
     @property
     def verdict(self) -> dict[str, object]:
-        """Rewards, and what the last info says."""
+        """Rewards, and the success of the last info."""
         last = self.steps[-1]
         return {
             "rewards": [step.reward for step in self.steps[1:]],
@@ -83,7 +83,7 @@ class EnvEpisode(Episode):
 
 
 class EnvSubject(Subject):
-    """An environment under check, or what makes one."""
+    """An environment under check, or a factory of one."""
 
     default_spec = EnvSpec(id="unregistered/Env-v0", entry_point="unregistered:Env")
     expert = advice = "oracle"
@@ -92,16 +92,16 @@ class EnvSubject(Subject):
     num_warm_ups, num_rounds, rounds = 2, 5, "5 times open, play, close"
     noun, begin_call, good_acts = "environment", "reset", "good actions"
     returns, its_expert = "return", "its oracle"
-    no_secrets = no_sandbox = "it has no box, or no secrets()"
+    no_secrets = no_sandbox = "it has no sandbox, or no secrets()"
 
     @property
     def max_turns(self) -> int:
-        """Turns of a whole episode."""
+        """The maximum number of turns in an episode."""
         return self.spec.max_turns
 
     @property
     def limits_s(self) -> dict[str, float]:
-        """The seconds that the spec gives to each call."""
+        """The time limit in seconds that the spec gives to each call."""
         timeouts = self.spec.timeouts
         return {"reset": timeouts.reset_s, "step": timeouts.step_s, "close": timeouts.close_s}
 
@@ -131,7 +131,7 @@ class EnvSubject(Subject):
         return _episode(policy, options, at, steps, actions)
 
     def verdict_again(self, player: Player, episode: EnvEpisode) -> str | None:
-        """Take the same actions again; return what they earned if that is something else."""
+        """Take the same actions again; return the difference in rewards, if any."""
         steps = [player.reset(seed=episode.seed, options=episode.options)]
         for action in episode.actions:
             if steps[-1].over:
@@ -141,16 +141,16 @@ class EnvSubject(Subject):
         again = _episode(policy, options, seed, steps, episode.actions)
         if episode.verdict == again.verdict:
             return None
-        return f"{episode.verdict}, and for the same actions {again.verdict}"
+        return f"{episode.verdict}, but for the same actions {again.verdict}"
 
     def players(self, player: Player) -> Iterator[Policy]:
-        """Yield who plays where verdicts and returns are looked at."""
+        """Yield the policies for checks of results and returns."""
         yield from (GOOD, Policy("random", "verdict"), MALFORMED)
-        if player.tools.specs:  # known once the first has played
+        if player.tools.specs:  # known after the first policy has played
             yield Policy("calls", "verdict")
 
     def random_players(self, player: Player) -> Iterator[tuple[Literal["random", "calls"], str]]:
-        """Yield random actions; where there are tools, calls alone too."""
+        """Yield random actions; if there are tools, also tool calls only."""
         yield "random", "actions"
         if player.tools.specs:
             yield "calls", "calls"
@@ -162,7 +162,7 @@ class EnvSubject(Subject):
         player.reset()
 
     def instances(self) -> Iterator[tuple[Policy, int]]:
-        """Yield policy and seed of as many as memory and half of the budget allow."""
+        """Yield policy and seed of each instance, within memory and half of the budget."""
         for n in self.paced(range(self._num_instances), least=2, share=0.5):
             yield Policy("random", n) if n % 2 else GOOD, n
 
@@ -187,7 +187,7 @@ class EnvSubject(Subject):
         ]
 
     def fewer(self, num_played: int, slowest_s: float) -> str | None:
-        """Return why fewer were played beside each other than wanted; None when all were."""
+        """Return why fewer instances were played than wanted; None if all were."""
         if num_played == NUM_INSTANCES:
             return None
         return (
@@ -196,7 +196,7 @@ class EnvSubject(Subject):
         )
 
     def open_and_close(self) -> Player:
-        """Open a fresh one, play it and close it; it must not be freed before the last round."""
+        """Open, play and close a new one; it must not be freed before the last round."""
         player = self.fresh()
         try:
             self.play(player, GOOD, {}, max_turns=self.few_turns)
@@ -205,9 +205,9 @@ class EnvSubject(Subject):
         return player
 
     def views(self, player: Player, tasks: Iterable[Options]) -> Iterator[View]:
-        """Yield every page that an agent acts upon, and what each tool answers."""
+        """Yield every observation, and the result of each tool call."""
         ways = (MALFORMED, Policy("probe"), Policy("random", "secrets"), GOOD)
-        acts = [acting(policy) for policy in ways]  # who draws goes on drawing in the next task
+        acts = [acting(policy) for policy in ways]  # draws continue in the next task
         for options in tasks:
             for act in acts:
                 yield from self._acted_upon(player, act, options)
@@ -226,9 +226,9 @@ class EnvSubject(Subject):
             step = player.step(said[-1])
 
     def called(self, player: Player, options: Options) -> Iterator[tuple[Call, Step]]:
-        """Yield each call at the edges of what the schemas allow, and what it answers.
+        """Yield each call with edge values of the schemas, and its result.
 
-        An episode goes on until it is over, as long as there is time.
+        An episode continues until it is over or time is up.
         """
         step = player.reset(seed=self.seed, options=options)
         tools = player.tools.specs
@@ -242,7 +242,7 @@ class EnvSubject(Subject):
             yield call, step
 
     def early_pages(self, player: Player, options: Options) -> Iterator[tuple[str, Observation]]:
-        """Yield the first page, and that of a turn later."""
+        """Yield the first observation, and the next one."""
         step = player.reset(seed=self.seed, options=options)
         for turn in range(2):
             if step.over:
@@ -257,44 +257,44 @@ class EnvSubject(Subject):
 
 
 def acting(policy: Policy) -> Act:
-    """Return how a policy acts step by step."""
+    """Return the action function of a policy."""
     if policy.way == "random":
         return random_policy(policy.key)
     return calling_policy(policy.key) if policy.way == "calls" else _ACTS[policy.way]
 
 
 def good_action(player: Player, step: Step, turn: int) -> str:
-    """Do what the oracle says, or else what is offered, in turn."""
+    """Take the oracle's action; without an oracle, the offered actions in turn."""
     action = player.call("oracle") if player.has("oracle") else None
     offered = step.info.get("available_actions") or ["ok"]
     return action or str(offered[turn % len(offered)])
 
 
 def oracle_action(player: Player, step: Step, turn: int) -> str:
-    """Do what the oracle says; it must say something."""
+    """Take the oracle's action, which must exist."""
     action = player.call("oracle")
     expect(isinstance(action, str), f"turn {turn}: oracle() is {action!r} before the end")
     return str(action)
 
 
 def garbage_action(player: Player, step: Step, turn: int) -> str:
-    """Do what no environment expects."""
+    """Take malformed actions."""
     return GARBAGE[turn % len(GARBAGE)]
 
 
 def noop_action(player: Player, step: Step, turn: int) -> str:
-    """Say nothing."""
+    """Take empty actions."""
     return ""
 
 
 def random_policy(key: object, *, share_of_calls: float = 0.5) -> Act:
-    """Return the random player of evaluations: it draws what is offered, calls or words.
+    """Return the random policy of evaluations: it draws offered actions, calls or words.
 
-    Calls that do not fit their schema are drawn again: a run answers those itself.
+    Calls that do not match their schema are drawn again, because a run handles those itself.
 
     Args:
-        key: What the draws follow from.
-        share_of_calls: How often it calls a tool where there are any, and not says a word.
+        key: Seed of the draws.
+        share_of_calls: Share of turns with a tool call instead of a word, if there are tools.
     """
     rng = random.Random(f"random policy/{key}")
 
@@ -315,10 +315,10 @@ def random_policy(key: object, *, share_of_calls: float = 0.5) -> Act:
 
 
 def calling_policy(key: object) -> Act:
-    """Return a random player that calls a tool in every turn, where there are tools.
+    """Return a random policy that calls a tool in every turn, if there are tools.
 
     Args:
-        key: What the draws follow from.
+        key: Seed of the draws.
     """
     return random_policy(f"calls/{key}", share_of_calls=1.0)
 

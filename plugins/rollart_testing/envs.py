@@ -1,7 +1,7 @@
-"""A scripted environment that does on demand whatever an environment can do wrong.
+"""A scripted environment that injects the faults of environments on demand.
 
-Takes: options (plain values, so that a run config can give them). Gives: an environment whose
-episodes follow from the task alone. Never: draws from anything but task, seed and its own options.
+Takes: options (plain values, so that a run config can set them). Gives: an environment whose
+episodes depend on the task only. Never: draws from anything except task, seed and options.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ class FakeEnv(gymnasium.Env[Observation, str]):
     """Each turn asks for a word; each right answer earns ``1 / turns``.
 
     Args:
-        turns: Turns of an episode.
-        script: The words asked for, in order, over and over; None draws them by task.
-        tasks: Tasks of each split (``train``, ``warm``, ``test``).
+        turns: Number of turns in an episode.
+        script: The requested words in order, repeated; None draws them by task.
+        tasks: Number of tasks in each split (``train``, ``warm``, ``test``).
         messages: Observe chat messages instead of text.
-        trouble: ``raise`` an error, ``hang`` until closed, reward ``nan``, observe ``huge`` text.
-        at: Where the trouble is: ``"reset"``, or the turn, from 0.
-        trouble_every: Only every so-many-th reset in this process leads to trouble.
-        trouble_tasks: Only these tasks lead to trouble; None means all.
+        trouble: ``raise`` an error, ``hang`` until closed, reward ``nan``, or observe ``huge``
+            text.
+        at: Place of the fault: ``"reset"``, or the turn, from 0.
+        trouble_every: Inject the fault only in every n-th reset of this process.
+        trouble_tasks: Inject the fault only in these tasks; None means all.
         huge_chars: Length of a huge observation.
-        delay_s: Mean seconds a step takes, lognormally distributed.
-        delay_sigma: Sigma of the logarithm of that delay; 0 makes all delays alike.
-        delay_by: ``episode`` draws anew for every reset in this process (siblings differ);
-            ``task`` makes delays follow from seed, task and turn alone.
+        delay_s: Mean duration of a step in seconds, lognormally distributed.
+        delay_sigma: Sigma of the logarithm of that delay; 0 makes all delays equal.
+        delay_by: ``episode`` draws new delays for every reset in this process (siblings differ);
+            ``task`` makes delays depend on seed, task and turn only.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
@@ -83,7 +84,7 @@ class FakeEnv(gymnasium.Env[Observation, str]):
 
     @classmethod
     def num_open(cls) -> int:
-        """Return how many fake environments of this process were made and not closed."""
+        """Return the number of open fake environments in this process."""
         return FakeEnv._num_open
 
     def num_tasks(self, split: str) -> int:
@@ -110,18 +111,18 @@ class FakeEnv(gymnasium.Env[Observation, str]):
         return self._answer(action)
 
     def oracle(self) -> str | None:
-        """Return the word asked for."""
+        """Return the requested word."""
         return None if self._turn >= self.turns else self._words[self._turn]
 
     def close(self) -> None:
-        """End whatever waits; may be called twice."""
+        """End all waiting calls; may be called twice."""
         if not self._closing.is_set():
             self._closing.set()
             with FakeEnv._lock:
                 FakeEnv._num_open -= 1
 
     def corpus(self) -> Iterator[str]:
-        """Yield what is asked and what is answered in every training task."""
+        """Yield the prompts and answers of every training task."""
         for index in range(self._tasks):
             for turn, word in enumerate(self._draw_words("train", index)):
                 yield self._text(turn, word)
@@ -174,7 +175,7 @@ class FakeEnv(gymnasium.Env[Observation, str]):
         turn, right = self._turn, action.strip() == self._words[self._turn]
         self._turn += 1
         self._right += right
-        # Differences of scores add up to the score without a rounding error.
+        # Rewards are differences of scores, so that their sum has no rounding error.
         reward = self._score(self._right) - self._score(self._right - right)
         if self._has("nan", turn):
             reward = math.nan
@@ -225,11 +226,11 @@ class AsyncFakeEnv(FakeEnv):
         return self._answer(action)
 
     def close(self) -> None:
-        """End whatever waits; may be called twice, from any thread."""
+        """End all waiting calls; may be called twice, from any thread."""
         super().close()
         if self._waiting:
             loop, closed = self._waiting
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed: no call waits
                 loop.call_soon_threadsafe(closed.set)
 
     async def _await_trouble(self, where: str | int) -> None:

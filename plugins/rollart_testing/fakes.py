@@ -1,9 +1,9 @@
 """Small fakes: reward and its backend, algorithm, weight channel, tracker, mapper, sandbox.
 
-Takes: plain options; of a backend, shares of calls that fail in each way and spells in which
-nothing gets through; of a sandbox, commands as Python functions. Gives: the least that keeps each
-contract, plus a record of what was asked. Never: imports torch (tensors are handed in), does I/O,
-starts a process, or draws at random but from a seed.
+Takes: plain options; for a backend, the shares of calls that fail in each way and an outage; for a
+sandbox, commands as Python functions. Gives: minimal implementations of each contract that record
+their calls. Never: imports torch (the caller passes tensors), does I/O, starts a process, or draws
+without a seed.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 Files: TypeAlias = dict[str, bytes]
 Command: TypeAlias = Callable[[Sequence[str], Files, bytes], ExecResult]
-"""From (argv, files of the box, stdin) to a result; ``wall_s`` says how long it took."""
+"""From (argv, files of the sandbox, stdin) to a result; ``wall_s`` is its duration."""
 
 
 class FakeReward(Reward):
-    """Answers the return of the environment, or always ``value``.
+    """Returns the environment's return, or always ``value``.
 
     Args:
-        value: What to answer; None answers ``env_return``. NaN is a way to misbehave.
-        error: A message to raise with instead of answering.
+        value: The reward; None means ``env_return``. NaN is a fault to inject.
+        error: Message of an error to raise instead.
         delay_s: Seconds to sleep first.
     """
 
@@ -76,7 +76,7 @@ class FakeReward(Reward):
 
 
 class FakeGroupReward(GroupReward):
-    """Ranks the members by the return of the environment: the best gets 1, the worst 0."""
+    """Ranks the members by the environment's return: the best gets 1, the worst 0."""
 
     def score_group(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
         """Score all members; equal returns get equal ranks."""
@@ -89,7 +89,7 @@ class FakeAlgorithm(Algorithm):
     """Plain policy gradient with the mean reward of the group as baseline.
 
     Args:
-        requires: The signals to ask for.
+        requires: The required signals.
     """
 
     def __init__(self, *, requires: Sequence[str] = ()) -> None:
@@ -122,7 +122,7 @@ class FakeWeightChannel(WeightChannel):
 
     Args:
         location: Name of the channel.
-        keep: How many of the newest versions can be fetched.
+        keep: Number of the newest versions that can be fetched.
     """
 
     _stores: ClassVar[dict[str, dict[int, list[tuple[str, torch.Tensor]]]]] = {}
@@ -136,7 +136,7 @@ class FakeWeightChannel(WeightChannel):
     def publish(
         self, policy_version: int, tensors: Iterable[tuple[str, torch.Tensor]]
     ) -> Publication:
-        """Copy the tensors and drop versions that are too old."""
+        """Copy the tensors and remove versions that are too old."""
         began = time.perf_counter()
         copies = [(name, tensor.detach().cpu().clone()) for name, tensor in tensors]
         store = self._stores.setdefault(self._location, {})
@@ -160,17 +160,17 @@ class FakeWeightChannel(WeightChannel):
         return max(self._stores.get(self._location, {}), default=None)
 
     def close(self) -> None:
-        """Forget everything, if this end published it; may be called twice."""
+        """Remove all versions if this end published them; may be called twice."""
         self._closed = True
         if self._published:
             self._stores.pop(self._location, None)
 
 
 class FakeTracker(Tracker):
-    """Records what it is told.
+    """Records its calls.
 
     Args:
-        fail_at: The train_step whose ``log`` raises; None for never.
+        fail_at: The train_step whose ``log`` raises; None means never.
     """
 
     def __init__(self, *, fail_at: int | None = None) -> None:
@@ -182,11 +182,11 @@ class FakeTracker(Tracker):
         self.num_closes = 0
 
     def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
-        """Remember where and with what."""
+        """Record the run directory and config."""
         self.run_dir, self.config = run_dir, config
 
     def log(self, metrics: Mapping[str, float], *, train_step: int, policy_version: int) -> None:
-        """Keep one row."""
+        """Record one row."""
         if train_step == self._fail_at:
             raise OSError(f"trouble on demand at train_step {train_step}")
         self.rows.append((train_step, policy_version, dict(metrics)))
@@ -207,7 +207,7 @@ class FakeMapper(HardwareMapper):
         self._pool = pool
 
     def place(self, workloads: Mapping[str, Workload], pools: Sequence[Pool]) -> Placement:
-        """Place all on the one pool."""
+        """Place everything on the pool."""
         fitting = [p.name for p in pools if p.count > 0 and self._pool in (None, p.name)]
         if not fitting:
             raise ValueError(f"no pool {self._pool or ''} among {[p.name for p in pools]}")
@@ -216,25 +216,24 @@ class FakeMapper(HardwareMapper):
             envs=dict.fromkeys(workloads, name),
             engines={env_id: {name: 1.0} for env_id in workloads},
             trainer=name,
-            reasons=(f"everything goes to {name}, for it is a fake",),
+            reasons=(f"everything goes to {name}, because this mapper is a fake",),
         )
 
 
 class FaultyBackend(RewardBackend):
-    """See the module; by its path, ``rollart_testing:FaultyBackend``, a run can use it.
+    """A reward backend with faults; a run can use it as ``rollart_testing:FaultyBackend``.
 
     Args:
-        reward: Which reward.
-        reward_range: Not looked at: the scoring room does that.
-        timeout_s: Not looked at: it waits until it is cancelled.
-        mean_s: Mean seconds of a call.
-        sigma: Sigma of their logarithm; 0 makes all alike.
-        errors: Share of calls that cannot be made.
-        hangs: Share that is never answered.
-        garbage: Share answered with what is no result.
-        outage_s: Begin and end of a spell, in seconds from the first call on, in which none can be
-            made.
-        seed: Of what goes wrong.
+        reward: The reward.
+        reward_range: Ignored; the scoring component checks it.
+        timeout_s: Ignored; it waits until it is cancelled.
+        mean_s: Mean duration of a call in seconds.
+        sigma: Sigma of the duration's logarithm; 0 makes all equal.
+        errors: Share of calls that fail.
+        hangs: Share of calls that never return.
+        garbage: Share of calls with a malformed result.
+        outage_s: Begin and end of an outage, in seconds after the first call; all calls in it fail.
+        seed: Seed of the faults.
     """
 
     def __init__(
@@ -258,9 +257,9 @@ class FaultyBackend(RewardBackend):
         self._random = random.Random(seed)
         self._began_s: float | None = None
         self.calls: list[RewardCall] = []
-        """All that it was asked."""
+        """All requests."""
         self.num_now = self.num_most = 0
-        """Calls under way: now, and at most."""
+        """The number of calls in progress: now, and the maximum."""
 
     async def score(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
         """Score each request."""
@@ -270,10 +269,10 @@ class FaultyBackend(RewardBackend):
             return [self._reward.score(request) for request in requests]
 
     async def invoke(self, call: RewardCall) -> RewardAnswer:
-        """Answer a call, or do something wrong.
+        """Answer a call, or inject a fault.
 
         Raises:
-            BackendFailure: When that is what goes wrong.
+            BackendFailure: If that is the fault.
         """
         self.calls.append(call)
         self.num_now += 1
@@ -284,11 +283,11 @@ class FaultyBackend(RewardBackend):
             self.num_now -= 1
 
     def gauges(self) -> Mapping[str, float]:
-        """Return how many calls are under way."""
+        """Return the number of calls in progress."""
         return {"calls_now": float(self.num_now)}
 
     async def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing."""
 
     async def _answer(self, call: RewardCall) -> RewardAnswer:
         fault = self._fault()
@@ -307,7 +306,7 @@ class FaultyBackend(RewardBackend):
         return RewardAnswer(tuple(results), cost)
 
     def _fault(self) -> str:
-        """Return what goes wrong with this call; empty: nothing."""
+        """Return the fault of this call; empty if there is none."""
         now_s = asyncio.get_running_loop().time()
         if self._began_s is None:
             self._began_s = now_s
@@ -328,11 +327,11 @@ class FaultyBackend(RewardBackend):
 
 
 class FakeSandbox(Sandbox):
-    """Knows ``true``, ``false``, ``echo``, ``cat``, ``sleep`` and whatever ``commands`` adds.
+    """A sandbox with ``true``, ``false``, ``echo``, ``cat``, ``sleep`` and ``commands``.
 
     Args:
-        commands: argv[0] -> what it does.
-        files: What is in the box when it starts.
+        commands: argv[0] -> function.
+        files: The initial files of the sandbox.
     """
 
     def __init__(
@@ -349,7 +348,7 @@ class FakeSandbox(Sandbox):
         self._is_up = False
 
     async def start(self) -> None:
-        """Bring the box up."""
+        """Start the sandbox."""
         self._is_up = True
 
     async def exec(
@@ -362,7 +361,7 @@ class FakeSandbox(Sandbox):
         stdin: bytes = b"",
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """Run a scripted command; 127 when there is none of that name."""
+        """Run a scripted command; exit code 127 if there is none of that name."""
         self._check()
         self.calls.append(tuple(argv))
         command = self._commands.get(argv[0])
@@ -386,14 +385,14 @@ class FakeSandbox(Sandbox):
         self.files[_absolute(path)] = content
 
     async def snapshot(self) -> str:
-        """Keep the files."""
+        """Save the files."""
         self._check()
         name = f"snapshot-{len(self._snapshots)}"
         self._snapshots[name] = dict(self.files)
         return name
 
     async def restore(self, snapshot: str) -> None:
-        """Bring the files back."""
+        """Restore the files."""
         self._check()
         if snapshot not in self._snapshots:
             raise LookupError(f"no snapshot {snapshot!r}; there are {sorted(self._snapshots)}")
@@ -401,12 +400,12 @@ class FakeSandbox(Sandbox):
         self.files.update(self._snapshots[snapshot])
 
     async def forward(self, path: str, target: str) -> None:
-        """Remember what leads where."""
+        """Record the target of a path."""
         self._check()
         self.forwards[path] = target
 
     async def close(self) -> None:
-        """Take the box down; may be called twice."""
+        """Stop the sandbox; may be called twice."""
         self._is_up = False
 
     def _check(self) -> None:

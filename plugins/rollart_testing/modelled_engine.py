@@ -1,17 +1,18 @@
-"""An inference engine that takes the time a real one would, on a device that is not there.
+"""An inference engine that simulates the timing of a real engine on a given device.
 
-:class:`EngineTime` says when: continuous batching on one device, by the roofline, step by step.
+:class:`EngineTime` computes the times: continuous batching on one device, by the roofline model.
 
-    waiting --room in the batch and in the cache--> prefill step --> running --decode steps--> done
+    waiting --free batch row and cache space--> prefill step --> running --decode steps--> done
        ^                                                                |
-       +------------------------ the next prompt comes in between ------+
+       +------------------------ the next prompt comes first ------+
 
 A step is either a prefill of all prompts that are admitted together, or a decode of all running
-rows; prompts go first. A step once begun is finished; what comes meanwhile waits for its end.
+rows; prompts go first. A started step always completes; requests that arrive meanwhile wait for its
+end.
 
-Takes: a model's shape, a pool's figures, requests. Gives: made-up tokens, when a real engine would.
-Never: runs a model, or reads another clock than the running event loop's, so a loop with a virtual
-clock makes it virtual.
+Takes: a model's shape, a pool's figures, requests. Gives: placeholder tokens at the time of a real
+engine. Never: runs a model, or reads a clock other than the running event loop's, so it works with
+a virtual clock.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from rollart_core.types import TokenSpan
 from rollart_planner.roofline import KV_SHARE, MAX_BATCH, decode_bounds, prefill_bounds
 
 TOKEN = 1
-"""What every answer is made of."""
+"""The token of every answer."""
 
 
 class ModelledEngine(InferenceEngine):
-    """Answers as late as a device of ``pool`` would.
+    """Answers with the latency of a device of ``pool``.
 
     Args:
-        model: What it pretends to run.
-        pool: What it pretends to run on; requests of its sessions keep their KV until released.
-        num_new: From a request to the length of its answer; None: ``max_new_tokens``.
-        load_s: How long a weight swap takes; nothing is generated meanwhile.
+        model: The simulated model.
+        pool: The simulated pool; sessions keep their KV cache until released.
+        num_new: From a request to the length of its answer; None means ``max_new_tokens``.
+        load_s: Duration of a weight swap; nothing is generated meanwhile.
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class ModelledEngine(InferenceEngine):
         self._num = {"prefill_tokens": 0, "cached_tokens": 0, "decode_tokens": 0}
 
     async def start(self) -> None:
-        """Be ready."""
+        """Start the engine."""
         self._open.set()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Generate one turn, after as long as that takes.
+        """Generate one turn, after the simulated time.
 
         Raises:
-            InferenceFailure: When the row is longer than the device's memory.
+            InferenceFailure: If the row does not fit the device's memory.
         """
         await self._open.wait()
         loop = asyncio.get_running_loop()
@@ -101,21 +102,21 @@ class ModelledEngine(InferenceEngine):
         return self._result(request, cached, num_new, given)
 
     async def load_weights(self, policy_version: int) -> WeightSwap:
-        """Take a version; what runs goes on with it."""
+        """Load a version; running requests continue with it."""
         await asyncio.sleep(self._load_s)
         self._version = policy_version
         return WeightSwap(policy_version, stall_s=self._load_s, num_bytes=0)
 
     async def pause(self) -> None:
-        """Take no new requests; those in flight go on."""
+        """Accept no new requests; those in flight continue."""
         self._open.clear()
 
     async def resume(self) -> None:
-        """Take requests again."""
+        """Accept requests again."""
         self._open.set()
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these requests now."""
+        """Abort these requests now."""
         now_s = asyncio.get_running_loop().time()
         for key in request_ids:
             if key in self._answers and not self._answers[key].done():
@@ -123,7 +124,7 @@ class ModelledEngine(InferenceEngine):
         self._tick()
 
     async def release(self, session_id: str) -> None:
-        """Forget a session."""
+        """Release a session."""
         self._sessions.pop(session_id, None)
 
     async def stats(self) -> EngineStats:
@@ -141,7 +142,7 @@ class ModelledEngine(InferenceEngine):
         )
 
     async def close(self) -> None:
-        """End everything; may be called twice."""
+        """Close the engine; may be called twice."""
         if self._timer is not None:
             self._timer.cancel()
         for answer in self._answers.values():
@@ -153,7 +154,7 @@ class ModelledEngine(InferenceEngine):
         return max(1, min(wanted, request.max_new_tokens))
 
     def _tick(self) -> None:
-        """Answer who is done, and look again when the next may be."""
+        """Answer the finished requests, and schedule the next check."""
         loop = asyncio.get_running_loop()
         for key, _ in self._time.advance(loop.time()):
             answer = self._answers.get(key)
@@ -188,7 +189,7 @@ class ModelledEngine(InferenceEngine):
 
 @dataclass(slots=True)
 class _Row:
-    """A request, and how far it is."""
+    """A request and its progress."""
 
     key: str
     num_prompt: int
@@ -203,13 +204,13 @@ class _Row:
 
 @dataclass(slots=True)
 class _Phase:
-    """Steps of one kind, all alike, that end in time if nothing comes."""
+    """Equal steps of one kind, which complete unless a request arrives."""
 
     began_s: float
     step_s: float
     num_steps: int
     admitted: list[_Row] = field(default_factory=list)
-    """Rows of a prefill; none: decode."""
+    """Rows of a prefill; empty for decode."""
 
     @property
     def ends_s(self) -> float:
@@ -217,12 +218,12 @@ class _Phase:
 
 
 class EngineTime:
-    """The time of one engine; calls come with a ``now_s`` that never goes back.
+    """The timing model of one engine; ``now_s`` never decreases between calls.
 
     Args:
-        model: What it runs.
-        pool: What it runs on: the figures of one device.
-        max_batch: Most rows at once.
+        model: The simulated model.
+        pool: The figures of one device.
+        max_batch: Maximum number of concurrent rows.
     """
 
     def __init__(self, model: ModelShape, pool: Pool, *, max_batch: int = MAX_BATCH) -> None:
@@ -236,7 +237,7 @@ class EngineTime:
         self._done: list[tuple[str, float]] = []
         self._phase: _Phase | None = None
         self.busy_s = 0.0
-        """Of steps that are over."""
+        """Of completed steps."""
 
     @property
     def num_waiting(self) -> int:
@@ -254,17 +255,17 @@ class EngineTime:
         return 0.0 if math.isinf(self._room_tokens) else self._held() / self._room_tokens
 
     def submit(self, now_s: float, key: str, *, prompt: int, cached: int, new: int) -> bool:
-        """Take a request.
+        """Submit a request.
 
         Args:
-            now_s: When it comes.
-            key: What ``advance`` calls it.
-            prompt: Tokens of the prompt.
-            cached: How many of them are in the cache already.
-            new: Tokens it will answer, 1 at least.
+            now_s: Arrival time.
+            key: Its key in ``advance``.
+            prompt: Number of prompt tokens.
+            cached: Number of prompt tokens that are already in the cache.
+            new: Number of tokens to generate, at least 1.
 
         Returns:
-            False when it would not fit even alone.
+            False if it does not fit even alone.
         """
         if prompt + new > self._room_tokens:
             return False
@@ -274,7 +275,7 @@ class EngineTime:
         return True
 
     def cancel(self, now_s: float, key: str) -> int:
-        """Forget a request and return how many tokens it has answered; 0 for an unknown one."""
+        """Remove a request and return its number of generated tokens; 0 if it is unknown."""
         self._run_until(now_s)
         self._interrupt(now_s)
         rows = [*self._waiting, *self._running, *(self._phase.admitted if self._phase else [])]
@@ -286,13 +287,13 @@ class EngineTime:
         return found.num_done if found else 0
 
     def next_s(self) -> float | None:
-        """Return when to call ``advance`` again; None: when something is submitted."""
+        """Return when to call ``advance`` again; None means after the next submission."""
         if self._done:
             return self._done[0][1]
         return self._phase.ends_s if self._phase else None
 
     def advance(self, now_s: float) -> list[tuple[str, float]]:
-        """Return who is done by now, and since when."""
+        """Return the finished requests and their end times."""
         self._run_until(now_s)
         done, self._done = self._done, []
         return done
@@ -304,7 +305,7 @@ class EngineTime:
             self._begin(at_s)
 
     def _interrupt(self, now_s: float) -> None:
-        """End a run of decode steps early, so that a prompt gets in between, or begin at once."""
+        """Cut a series of decode steps to admit a prompt, or start the next steps now."""
         phase = self._phase
         if phase is None:
             self._begin(now_s)
@@ -313,7 +314,7 @@ class EngineTime:
             phase.num_steps = max(1, min(phase.num_steps, over))
 
     def _finish(self, phase: _Phase, num_steps: int) -> None:
-        """Take the phase's steps as done; prefill gives a first token."""
+        """Count the phase's steps as done; prefill gives the first token."""
         self.busy_s += num_steps * phase.step_s
         self._running += phase.admitted
         for row in phase.admitted or self._running:
@@ -329,7 +330,7 @@ class EngineTime:
             self._phase = _Phase(at_s, self._prefill_s(admitted), 1, admitted)
         elif self._running:
             num_steps = min(row.num_new - row.num_done for row in self._running)
-            # All steps up to the next end take what the middle one takes.
+            # All steps up to the next end have the duration of the middle one.
             contexts = [row.context + num_steps / 2 for row in self._running]
             step_s = max(decode_bounds(self._model, self._pool, contexts)) + self._pool.step_s
             self._phase = _Phase(at_s, step_s, num_steps)

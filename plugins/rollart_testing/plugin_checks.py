@@ -1,7 +1,7 @@
-"""Contract checks of small kinds: trackers, mappers, runtimes, forward passes, sandbox services.
+"""Contract checks of trackers, mappers, runtimes, forward passes and sandbox services.
 
-Takes: a plugin's object or class, or a function that makes one. Gives: check results. Never: starts
-a runtime, which needs what it runs on; or needs torch, but for a forward pass.
+Takes: a plugin's object or class, or a factory. Gives: check results. Never: starts a runtime,
+because its resources may be missing; or needs torch, except for a forward pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_tracker(make: Callable[[], Tracker], run_dir: Path) -> list[CheckResul
     """Check a tracker.
 
     Args:
-        make: Makes a fresh tracker.
+        make: Creates a new tracker.
         run_dir: An empty folder it may write to.
     """
     return run_checks(
@@ -59,12 +59,12 @@ def check_mapper(mapper: HardwareMapper) -> list[CheckResult]:
 
 
 def check_runtime(runtime: type[Any]) -> list[CheckResult]:
-    """Check the class of a runtime; none is made."""
+    """Check the class of a runtime without creating one."""
     return run_checks({"offers_every_part": partial(_check_offers, runtime)})
 
 
 def check_forward_pass(forward_pass: type[Any], model: Any) -> list[CheckResult]:
-    """Check that a forward pass computes what the model does.
+    """Check that a forward pass computes the same as the model.
 
     Args:
         forward_pass: A class of :class:`rollart_core.training.policy.Policy`.
@@ -132,7 +132,7 @@ def _check_offers(runtime: type[Any]) -> None:
     lacking = sorted(getattr(runtime, "__abstractmethods__", ()))
     expect(not lacking, f"it lacks {', '.join(lacking)}")
     parameters = list(inspect.signature(runtime).parameters)
-    expect(parameters == ["run", "run_dir"], f"it is made with {parameters}, not run and run_dir")
+    expect(parameters == ["run", "run_dir"], f"it takes {parameters}, not run and run_dir")
 
 
 def _check_agrees(forward_pass: type[Any], model: Any) -> None:
@@ -145,7 +145,7 @@ def _check_agrees(forward_pass: type[Any], model: Any) -> None:
     samples = _samples(int(model.config.vocab_size))
     found, want = (_computed(cls(model, settings), samples) for cls in (forward_pass, PaddedPolicy))
     for name, ours, theirs in zip(("logprobs", "entropies"), found[:2], want[:2], strict=True):
-        expect(torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5), f"its {name} are others")
+        expect(torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5), f"its {name} differ")
     for name, gradient in want[2].items():
         ours = found[2][name]
         expect(torch.allclose(ours, gradient, rtol=1e-3, atol=1e-4), f"its gradient of {name}")
@@ -161,7 +161,7 @@ def _computed(policy: Any, samples: Sequence[Sample]) -> tuple[Any, Any, dict[st
 
 
 def _samples(vocab_size: int) -> list[Sample]:
-    """Return rows of different lengths that share a prefix, and one of them twice."""
+    """Return rows of different lengths with a common prefix, one of them twice."""
     rng = np.random.default_rng(0)
     prefix = rng.integers(0, vocab_size, 12)
     rows = []
@@ -178,9 +178,9 @@ def _samples(vocab_size: int) -> list[Sample]:
 def _check_describes(service: SandboxService, options: dict[str, object]) -> None:
     said, spec = service.describe(_ENV, options), registry.env_spec(_ENV)
     expect(said.spec.id == spec.id, f"it calls {_ENV} {said.spec.id!r}")
-    expect(said.spec.splits == spec.splits, f"it says that {_ENV} has splits {said.spec.splits}")
+    expect(said.spec.splits == spec.splits, f"it reports that {_ENV} has splits {said.spec.splits}")
     expect("isolation" in said.options, "the isolation is missing from the checked options")
-    expect(not said.problems, f"it finds fault with no options: {said.problems}")
+    expect(not said.problems, f"it reports problems without options: {said.problems}")
 
 
 def _check_isolates(service: SandboxService, options: dict[str, object]) -> None:
@@ -189,9 +189,9 @@ def _check_isolates(service: SandboxService, options: dict[str, object]) -> None
     try:
         task = {"task": 0, "split": "train"}
         first = there.reset(seed=0, options=task)[0]
-        expect(first == here.reset(seed=0, options=task)[0], "a task begins with another page")
+        expect(first == here.reset(seed=0, options=task)[0], "a task's first observation differs")
         action = str(here.oracle())
-        expect(there.step(action) == here.step(action), f"{action!r} gives something else")
+        expect(there.step(action) == here.step(action), f"{action!r} gives a different step")
     finally:
         here.close()
         there.close()
@@ -205,7 +205,7 @@ def _check_refuses(service: SandboxService) -> None:
         service.make(_ENV, given)
     except UserError:
         return
-    expect(False, "it makes an environment with an isolation of an unknown kind")
+    expect(False, "it creates an environment with an isolation of an unknown kind")
 
 
 def _check_collects(service: SandboxService) -> None:

@@ -1,8 +1,7 @@
-"""What a conformance check says: PASS, FAIL or SKIP, with the reason.
+"""The result of a conformance check: PASS, FAIL or SKIP, with the reason.
 
-Takes: named functions that raise. Gives: one :class:`CheckResult` each. Never: lets a check that
-did not run pass for one that did, or one breach fail twice: a check that needs another is skipped
-when that one failed.
+Takes: named functions that raise. Gives: one :class:`CheckResult` each. Never: reports a check that
+did not run as passed, or one fault twice: a check that depends on a failed one is skipped.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ class CheckOutcome(StrEnum):
     PASS = "PASS"
     FAIL = "FAIL"
     SKIP = "SKIP"
-    """It could not be run; never to be shown as a pass."""
+    """It could not run; this never counts as a pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check's outcome."""
+    """The result of one check."""
 
     name: str
     outcome: CheckOutcome
     reason: str = ""
-    """Why it failed or was skipped; of a pass, what it did less than usual."""
+    """Why it failed or was skipped; for a pass, a remark on what it left out."""
 
 
 class SkipCheck(Exception):
@@ -46,7 +45,7 @@ class SkipCheck(Exception):
 
 
 class CheckFailed(AssertionError):
-    """Raised inside a check that found a breach; its message is the reason."""
+    """Raised inside a check that found a fault; its message is the reason."""
 
 
 def expect(truth: object, reason: str) -> None:
@@ -56,9 +55,9 @@ def expect(truth: object, reason: str) -> None:
 
 
 def raised(error: BaseException) -> str:
-    """Return an exception in one line: its type, what it says, and where it was raised.
+    """Return an exception in one line: its type, its message, and where it was raised.
 
-    The place is the innermost one that is neither RollArt's own nor the standard library's.
+    The place is the innermost frame outside RollArt and the standard library.
     """
     said = first_line(str(error))
     where = next(filter(_is_theirs, reversed(traceback.extract_tb(error.__traceback__))), None)
@@ -77,7 +76,7 @@ def torch_or_skip() -> Any:
     """Return torch, for the checks that need a tensor.
 
     Raises:
-        SkipCheck: When it is not installed.
+        SkipCheck: If it is not installed.
     """
     try:
         return importlib.import_module("torch")
@@ -86,16 +85,16 @@ def torch_or_skip() -> Any:
 
 
 class CheckCourse(TypedDict, total=False):
-    """How checks are gone through, where not simply all of them."""
+    """Options for a series of checks."""
 
     only: Sequence[str] | None
-    """Names of those to run; None: all."""
+    """Names of the checks to run; None means all."""
     before: Sequence[CheckResult]
-    """Results of checks that ran before, for those that need them."""
+    """Results of earlier checks, for those that depend on them."""
     begin: Callable[[str], None]
-    """Told the name of each as it begins."""
+    """Callback with the name of each check as it begins."""
     done: Callable[[CheckResult], None]
-    """Told how each ended."""
+    """Callback with each result."""
 
 
 def run_checks(
@@ -105,12 +104,12 @@ def run_checks(
     basic: Sequence[str] = (),
     **course: Unpack[CheckCourse],
 ) -> list[CheckResult]:
-    """Run each check in turn, and say how it ended.
+    """Run the checks in order, and return their results.
 
     Args:
-        checks: Name -> what raises; it may return a remark for its pass.
-        needs: Name -> the checks it cannot be judged without, which come before it.
-        basic: What those need that ``needs`` does not name.
+        checks: Name -> function that raises on a fault; it may return a remark for its pass.
+        needs: Name -> earlier checks that it depends on.
+        basic: Dependencies of the checks that ``needs`` does not list.
         course: See :class:`CheckCourse`.
     """
     only, before = course.get("only"), course.get("before", ())
@@ -134,7 +133,7 @@ def run_check(
     before: Sequence[CheckResult] = (),
     needs: Sequence[str] = (),
 ) -> CheckResult:
-    """Run one check, unless one that it needs did not hold among those ``before`` it."""
+    """Run one check, unless one of its dependencies ``before`` it did not pass."""
     failed = [r.name for r in before if r.name in needs and r.outcome is CheckOutcome.FAIL]
     if failed:
         return CheckResult(name, CheckOutcome.SKIP, f"not judged while {failed[0]} fails")
@@ -148,7 +147,7 @@ def run_check(
 async def run_async_checks(
     checks: Mapping[str, Callable[[], Awaitable[None]]],
 ) -> list[CheckResult]:
-    """Run each check in turn on this loop, and say how it ended."""
+    """Run the checks in order on this loop, and return their results."""
     results = []
     for name, check in checks.items():
         try:
@@ -164,7 +163,7 @@ def assert_checks(results: Sequence[CheckResult]) -> None:
     """Raise an AssertionError that lists every failed check; for tests of plugins.
 
     Raises:
-        AssertionError: When a check failed, or when there are no results.
+        AssertionError: If a check failed, or if there are no results.
     """
     failed = [f"{r.name}: {r.reason}" for r in results if r.outcome is CheckOutcome.FAIL]
     if failed or not results:

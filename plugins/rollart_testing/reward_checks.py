@@ -1,7 +1,7 @@
 """Contract checks of reward functions.
 
-Takes: a reward, and requests it can score. Gives: check results. Never: holds two scores of one
-request against each other where the reward is not stateless.
+Takes: a reward, and requests it can score. Gives: check results. Never: compares two scores of one
+request if the reward is not stateless.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def check_reward(
 
     Args:
         reward: The reward function.
-        reward_range: What its spec declares.
-        requests: What to score; None: the reward's own examples, or a few made-up requests of
-            returns 0, 0.5 and 1.
+        reward_range: The range in its spec.
+        requests: Requests to score; None means the reward's own examples, or a few generated
+            requests with returns 0, 0.5 and 1.
     """
     examples = examples_of(reward)
     asked = requests or [request for one in examples for request in one.requests]
@@ -62,7 +62,7 @@ def check_reward(
 
 
 def examples_of(reward: Reward | GroupReward) -> Sequence[RewardExample]:
-    """Return what a reward says that it should answer; nothing where it says nothing."""
+    """Return the reward's own examples with expected values; empty if it has none."""
     examples = getattr(reward, "examples", None)
     return tuple(examples()) if callable(examples) else ()
 
@@ -80,14 +80,14 @@ def _check_score(
 ) -> None:
     results = _score(reward, requests)
     problem = results_problem(results, len(requests), reward_range)
-    expect(not problem, f"it answered {problem}")
+    expect(not problem, f"it returned {problem}")
 
 
 def _check_same_score(reward: Reward | GroupReward, requests: Sequence[RewardRequest]) -> None:
     if not reward.stateless:
         raise SkipCheck("it is not stateless")
     first, second = _score(reward, requests), _score(reward, requests)
-    expect(first == second, f"{first} and then {second} for the same requests")
+    expect(first == second, f"{first}, then {second} for the same requests")
 
 
 def _check_group_sizes(reward: Reward | GroupReward, requests: Sequence[RewardRequest]) -> None:

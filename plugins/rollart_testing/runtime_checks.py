@@ -1,7 +1,7 @@
-"""Is a plugin a good neighbour: to its siblings, and to the process it is in?
+"""Check that a plugin is deterministic, isolated from other instances, and leaves nothing open.
 
 Takes: a subject, an environment or an agent task. Gives: checks that raise, the same for both.
-Never: leaves the process's random state changed, or what it opened open.
+Never: leaves the process's random state changed, or its own resources open.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from rollart_testing.play import BRIEF_TURNS, GOOD, MALFORMED, Episode, Subject
 from rollart_testing.results import SkipCheck, expect
 
 GRACE_S: Final = 5.0
-"""Seconds that what was told to end has to do so, after each series of rounds."""
+"""Grace period in seconds for ending threads and processes, after each series of rounds."""
 _NUM_NAMED: Final = 3
 _NUM_SERIES: Final = 2
 
 Census = dict[str, dict[int, str]]
-"""By kind, what this process has: its number (of a thread, process or file) and its name."""
+"""Kind (thread, process or file) -> number and name of each."""
 
 
 def expect_nothing_left(once: Callable[[], object], num_rounds: int, rounds: str) -> str | None:
-    """Go several rounds, and expect that they leave no thread, process or file.
+    """Run several rounds, and check that they leave no thread, process or file open.
 
-    What grows by less than one a round is a pool that fills up. What grows in one series of rounds
-    and not in the next is somebody else's: a thread pool or a loop that this process began beside.
+    Growth of less than one per round is a pool that fills up. Growth in one series of rounds but
+    not in the next comes from elsewhere, such as a thread pool or an event loop of this process.
 
     Args:
-        once: One round; it has been gone through before, so that what opens once is open.
+        once: One round; it has run before, so that one-time resources are open.
         num_rounds: Rounds of a series.
-        rounds: What they are, for the reason, such as ``"5 times open, play, close"``.
+        rounds: Their description for the reason, such as ``"5 times open, play, close"``.
 
     Returns:
-        What could not be seen here; None when everything could.
+        What could not be observed on this system; None if everything could.
 
     Raises:
-        CheckFailed: Something was left, in every series.
+        CheckFailed: If something was left in every series.
     """
     for _ in range(_NUM_SERIES):
         before = census()
@@ -62,12 +62,12 @@ def expect_nothing_left(once: Callable[[], object], num_rounds: int, rounds: str
 
 
 def _left(before: Census, num_rounds: int) -> list[str]:
-    """Return what grew and did not go within the grace, each in words."""
+    """Return descriptions of what grew and did not end within the grace period."""
     deadline = time.monotonic() + GRACE_S
     while left := _grown(before, census(), num_rounds):
         if time.monotonic() > deadline:
             break
-        time.sleep(0.01)  # a thread or process that was told to end may take a moment
+        time.sleep(0.01)  # a thread or process may take a moment to end
     return left
 
 
@@ -99,7 +99,7 @@ def census() -> Census:
 
 
 def _children(task: Path) -> list[int]:
-    """Return the processes that a thread began; none when the thread is gone by now."""
+    """Return the processes that a thread started; none if the thread has ended."""
     return list(map(int, _first_line(task / "children", "").split()))
 
 
@@ -116,13 +116,13 @@ def _target(number: int) -> str:
 
 
 def check_make(subject: Subject) -> None:
-    """It can be made without further options, and closed."""
+    """It can be created without further options, and closed."""
     with subject.open():
         return
 
 
 def check_tasks(subject: Subject) -> None:
-    """Each split has tasks, in clusters or not, and a task begins alike each time."""
+    """Each split has tasks, in clusters or not, and a task always begins in the same way."""
     with subject.open() as player:
         expect(subject.spec.splits, "the spec names no splits")
         for split in subject.spec.splits:
@@ -131,12 +131,12 @@ def check_tasks(subject: Subject) -> None:
             first, again = (subject.begin(player, options) for _ in range(2))
             expect(
                 first == again or not subject.spec.deterministic,
-                f"{subject.begin_call}({options}) shows another page the second time",
+                f"{subject.begin_call}({options}) gives a different observation the second time",
             )
 
 
 def check_same_episode(subject: Subject) -> None:
-    """The same seed, options and acts give the same episode on a fresh instance."""
+    """The same seed, options and actions give the same episode on a new instance."""
     expect_deterministic(subject)
     for policy in (GOOD, MALFORMED):
         for options in ({}, {"split": subject.spec.splits[0], "task": 0}):
@@ -149,14 +149,14 @@ def check_same_episode(subject: Subject) -> None:
 
 
 def expect_deterministic(subject: Subject) -> None:
-    """Skip the check of what is not deterministic."""
+    """Skip the check for a subject that is not deterministic."""
     if not subject.spec.deterministic:
         raise SkipCheck("its spec says that it is not deterministic")
 
 
 def check_global_random_state(subject: Subject) -> None:
     """It neither draws from nor seeds ``random``, ``numpy.random`` or torch's generator."""
-    with subject.open() as player:  # what is seeded once, at an import, is not the episode's
+    with subject.open() as player:  # seeding at import is not caused by the episode
         subject.play(player, GOOD, {}, max_turns=BRIEF_TURNS)
     with random_state_kept(), subject.open() as player:
         subject.play_varied(player)
@@ -164,7 +164,7 @@ def check_global_random_state(subject: Subject) -> None:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Fail when a block changes a global random state; it is put back in any case."""
+    """Fail if a block changes a global random state; the state is always restored."""
     before = _random_states()
     try:
         yield
@@ -175,18 +175,18 @@ def random_state_kept() -> Iterator[None]:
     expect(
         not changed,
         f"an episode changes the global state of {' and '.join(changed)}: draw from "
-        "self.np_random, or from a random.Random of its own",
+        "self.np_random, or from a separate random.Random",
     )
 
 
 def check_interleaved(subject: Subject) -> str | None:
-    """Episodes of several instances that are played together are those that each plays alone."""
+    """Several concurrent instances give the same episodes as each one alone."""
     expect_deterministic(subject)
     alone, slowest_s = _play_alone(subject)
     for n, (one, other) in enumerate(zip(alone, subject.play_together(alone), strict=True)):
         found = one.difference(other)
         where = f"instance {n} of {len(alone)} ({one.options})"
-        expect(found is None, f"{where} plays otherwise beside others: {found}")
+        expect(found is None, f"{where} plays differently with others running: {found}")
     return subject.fewer(len(alone), slowest_s)
 
 
@@ -219,8 +219,8 @@ def check_corpus(subject: Subject) -> None:
 
 
 def check_nothing_left_open(subject: Subject) -> str | None:
-    """No thread, process or file stays behind ``close``, round after round."""
-    closed: list[object] = []  # kept, so that close() frees things and not the garbage collector
+    """No thread, process or file stays open after ``close``, over several rounds."""
+    closed: list[object] = []  # kept, so that only close() can free resources
 
     def once() -> None:
         closed.append(subject.open_and_close())
@@ -231,7 +231,7 @@ def check_nothing_left_open(subject: Subject) -> str | None:
 
 
 def check_timeouts(subject: Subject) -> str | None:
-    """Every call so far returned within the seconds that its spec gives it."""
+    """Every call so far returned within the time limit of its spec."""
     with subject.open() as player:
         subject.play(player, GOOD, {}, max_turns=BRIEF_TURNS)
     took = subject.watch.longest_s
@@ -251,7 +251,7 @@ def check_close(subject: Subject) -> None:
         subject.given.close()
         return
     with subject.open() as fresh:
-        fresh.close()  # before any episode, and once more when the block ends
+        fresh.close()  # before any episode, and again at the end of the block
     with subject.open() as player:
         subject.begin(player)
         player.close()

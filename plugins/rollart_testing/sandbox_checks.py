@@ -1,10 +1,10 @@
-"""Does a plugin that acts in a box close it, and keep its answers out of it?
+"""Check that a plugin closes its sandboxes and keeps secrets out of them.
 
-Takes: a subject, an environment or an agent task. Gives: checks that raise; what has no box passes
-them, and they say so. Never: starts a box of its own.
+Takes: a subject, an environment or an agent task. Gives: checks that raise; a subject without a
+sandbox passes them with a remark. Never: starts a sandbox.
 
-A secret counts as readable where a file of the box holds most of its telling lines: those of some
-length that stand neither on the page nor, of a patch, in what it leaves as it is.
+A secret counts as readable if a file of the sandbox holds most of its characteristic lines: lines
+of some length that are neither in the observation nor in the unchanged context of a patch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GRACE_S: Final = 40.0
 
 
 def check_no_sandbox_left(subject: Subject) -> str | None:
-    """When it is closed, so is every box that it opened."""
+    """All sandboxes that it opened are closed after ``close``."""
     before = live_sandboxes_here()
     with subject.open() as player:
         subject.play(player, GOOD, {}, max_turns=subject.few_turns)
@@ -36,16 +36,16 @@ def check_no_sandbox_left(subject: Subject) -> str | None:
         during = live_sandboxes_here()
     opened = {name: left for name, left in during.items() if name not in before}
     if subject.given is not None:
-        return f"not judged to the end: the {subject.noun} is not the check's to close"
+        return f"not fully checked: the check may not close the given {subject.noun}"
     still = [name for name in live_sandboxes_here() if name not in before]
-    expect(not still, f"{len(still)} of its boxes live on after close()")
+    expect(not still, f"{len(still)} of its sandboxes are alive after close()")
     paths = [path for left in opened.values() for path in left if Path(path).exists()]
     expect(not paths, f"after close() there is still {', '.join(paths[:3])}")
-    return None if opened else "it opened no box"
+    return None if opened else "it opened no sandbox"
 
 
 def live_sandboxes_here() -> dict[str, list[str]]:
-    """Return the live boxes of this process, and the folders that each has on the host."""
+    """Return the live sandboxes of this process, with their folders on the host."""
     if "rollart_sandboxes.pool.source" not in sys.modules:
         return {}
     from rollart_core.rollout import loop
@@ -61,7 +61,7 @@ def live_sandboxes_here() -> dict[str, list[str]]:
 
 
 def check_sandbox_hides_secrets(subject: Subject) -> str | None:
-    """No file of the agent's box shows a secret of the task when it begins, or soon after."""
+    """No file of the agent's sandbox has a secret of the task at the start or after one turn."""
     num_files, is_cut, has_sandbox = 0, False, False
     with subject.open() as player:
         if not player.has("secrets"):
@@ -76,17 +76,17 @@ def check_sandbox_hides_secrets(subject: Subject) -> str | None:
                 held, counts = found.get("where"), found.get("lines") or (0, 0)
                 expect(
                     held is None,
-                    f"{where}: {held} of its box holds {counts[0]} of {counts[1]} lines of a "
+                    f"{where}: {held} of its sandbox holds {counts[0]} of {counts[1]} lines of a "
                     "secret",
                 )
                 num_files, is_cut = num_files + found["num_files"], is_cut or found["is_cut"]
             if not has_sandbox:
                 return subject.no_sandbox
-    return f"{num_files} files looked at" + (", not all: time was over" if is_cut else "")
+    return f"{num_files} files searched" + (", not all: time was up" if is_cut else "")
 
 
 def telling_lines(secrets: Sequence[str], page: str) -> list[list[str]]:
-    """Return for each secret the lines by which one would know it."""
+    """Return the characteristic lines of each secret."""
     shown = {line.strip() for line in page.splitlines()}
     found = []
     for secret in secrets:
@@ -99,7 +99,7 @@ def telling_lines(secrets: Sequence[str], page: str) -> list[list[str]]:
 
 
 def _own_lines(secret: str) -> tuple[list[str], list[str]]:
-    """Return the lines that a secret brings, and those of a patch that were there before."""
+    """Return the lines of a secret, and the unchanged or removed lines of a patch."""
     lines = secret.splitlines()
     if not any(line.startswith("@@ ") for line in lines):
         return lines, []
@@ -109,14 +109,14 @@ def _own_lines(secret: str) -> tuple[list[str], list[str]]:
 
 
 def sandbox_of(player: Player) -> Sandbox | None:
-    """Return the box of an environment, which it has as ``box``; None when it has none."""
+    """Return the sandbox of an environment (its attribute ``box``); None if it has none."""
     env = getattr(player.env, "unwrapped", player.env)
     box = getattr(env, "box", None)
     return box if isinstance(box, Sandbox) else None
 
 
 def searched(box: Sandbox, lines: list[list[str]]) -> dict[str, Any]:
-    """Look through the files of a box for telling lines, and return what was found."""
+    """Search the files of a sandbox for characteristic lines, and return the result."""
     from rollart_core.rollout import loop
 
     order = json.dumps({"secrets": lines, "budget_s": _SEARCH_S}).encode()
@@ -125,6 +125,6 @@ def searched(box: Sandbox, lines: list[list[str]]) -> dict[str, Any]:
         box.exec(("python3", "-I", "-S", "-c", source), timeout_s=_SEARCH_S + _GRACE_S, stdin=order)
     )
     said = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
-    expect(result.exit_code == 0 and said, f"its box could not be searched: {' '.join(said[-1:])}")
+    expect(result.exit_code == 0 and said, f"its sandbox cannot be searched: {' '.join(said[-1:])}")
     found: dict[str, Any] = json.loads(said[-1])
     return found

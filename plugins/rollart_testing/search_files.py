@@ -1,11 +1,11 @@
-"""Looks for texts in the files of a box: a single file for any Python from 3.8, run inside it.
+"""Search the files of a sandbox for texts: a single script for Python 3.8 or later, run inside it.
 
 Takes: one JSON object on stdin, ``{"secrets": [[line, ...], ...], "budget_s": seconds}``. Gives:
-one JSON line: where most lines of a secret stand together, or null; how many files were read;
-whether the time was over before all were. Never: writes anything, or reads what the system brings
-along (``/usr`` and the like), devices or pipes.
+one JSON line: the file with most lines of a secret, or null; the number of files read; whether time
+was up before all were read. Never: writes anything, or reads system folders (``/usr`` and similar),
+devices or pipes.
 
-A file, what git keeps in a repository, and the environment of a process are looked at alike.
+Files, objects of git repositories and process environments are searched in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHARE = 0.6
 
 
 def held(text: bytes, secrets: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
-    """Return (lines found, lines) of the first secret of which a text holds most; None: of none."""
+    """Return (lines found, lines) of the first secret that a text mostly holds; None if none."""
     for secret in secrets:
         may_miss, found = (1 - SHARE) * len(secret), 0
         for number, line in enumerate(secret):
@@ -41,7 +41,7 @@ def held(text: bytes, secrets: Sequence[Sequence[bytes]]) -> tuple[int, int] | N
 
 
 def files(root: str, seen: Set[str]) -> Iterator[str]:
-    """Yield regular files below a folder; of a repository, its folder ``.git`` as well."""
+    """Yield regular files below a folder, and the ``.git`` folders of repositories."""
     for parent, folders, names in os.walk(root):
         whole = {name: os.path.join(parent, name) for name in folders}
         folders[:] = [n for n in folders if whole[n] not in SKIPPED and whole[n] not in seen]
@@ -52,7 +52,7 @@ def files(root: str, seen: Set[str]) -> Iterator[str]:
 
 
 def text_of(path: str) -> bytes | None:
-    """Return what a file says; of a ``.git``, every object's content; None where it cannot be."""
+    """Return the content of a file, or of all objects of a ``.git``; None if it is unreadable."""
     try:
         about = os.stat(path)
         if stat.S_ISREG(about.st_mode):
@@ -75,7 +75,7 @@ def environments() -> Iterator[str]:
 
 
 def places() -> Iterator[str]:
-    """Yield what to look at: where an agent works first; without a wall, the box's folder alone."""
+    """Yield paths to search: the working folder first; without isolation, only that folder."""
     here = os.getcwd()
     if not os.path.ismount(here):
         yield from files(here, set())
@@ -88,7 +88,7 @@ def places() -> Iterator[str]:
 
 
 def search(secrets: Sequence[Sequence[str]], budget_s: float) -> dict[str, Any]:
-    """Return what there is to say."""
+    """Return the result of the search."""
     wanted = [[line.encode() for line in secret] for secret in secrets]
     ends_at, num_files = time.monotonic() + budget_s, 0
     for path in places():

@@ -1,18 +1,18 @@
-"""Does a plugin reward what it means to reward, and keep its answers to itself?
+"""Check that a plugin rewards the right behaviour, and does not reveal its answers.
 
 Takes: a subject, an environment or an agent task. Gives: checks that raise, the same for both.
-Never: asks a model; experts, idlers and dice play.
+Never: calls a model; expert, empty and random policies play.
 
-Where the lines are drawn:
+Limits:
 
-- The floor is the low end of the reward range, or 0 where the range goes below it: who does nothing
-  earns nothing. ``FLOOR_SLACK`` of the range is allowed above it (a little shaping).
-- Random players may earn ``RANDOM_SHARE`` of the way from the floor to the expert. A yes-or-no
-  question gives them half, and 48 episodes of it come out above three quarters about once in
-  three thousand seeds; a verifier that accepts anything gives them all. Where there are tools,
-  players that only call are judged by themselves: a word would end many episodes before a call.
-- A secret shorter than ``MIN_SECRET_CHARS`` counts as leaked only where a line or a value of info
-  is nothing else: "3" stands in many pages by chance.
+- The floor is the low end of the reward range, or 0 if the range includes negative values: an idle
+  policy earns nothing. ``FLOOR_SLACK`` of the range is allowed above it (a little shaping).
+- Random policies may earn ``RANDOM_SHARE`` of the way from the floor to the expert. A yes-or-no
+  question gives them half, and 48 episodes of it are above three quarters in about one of three
+  thousand seeds; a verifier that accepts anything gives them all. If there are tools, policies with
+  tool calls only are scored separately, because a word would end many episodes before a call.
+- A secret shorter than ``MIN_SECRET_CHARS`` counts as leaked only if a line or a value of info
+  equals it: "3" is in many observations by chance.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_oracle(subject: Subject) -> str | None:
         for options in subject.paced(tasks):
             _expect_top(subject, player, options, top)
             played += 1
-    return None if played == len(tasks) else f"{played} of {len(tasks)} tasks, for they take long"
+    return None if played == len(tasks) else f"{played} of {len(tasks)} tasks: they are slow"
 
 
 def _expect_top(subject: Subject, player: Player, options: Options, top: float) -> None:
@@ -56,16 +56,16 @@ def _expect_top(subject: Subject, player: Player, options: Options, top: float) 
     expect(played.over, f"{options}: not over after {played.num_turns} turns of {expert}")
     expect(
         math.isclose(played.earned, top, abs_tol=_CLOSE),
-        f"{options}: {expert} earned {played.earned:g}, and the top is {top:g}",
+        f"{options}: {expert} earned {played.earned:g}, but the top is {top:g}",
     )
     expect(played.success in (None, True), f"{options}: top reward, but success is False")
     said = not subject.spec.reports_success and any("success" in info for info in played.infos)
-    expect(not said, "its spec has reports_success: false, and an info has 'success'")
+    expect(not said, "its spec has reports_success: false, but an info has 'success'")
 
 
 def check_noop(subject: Subject) -> None:
-    """Who says nothing, turn after turn, earns no more than the floor."""
-    floor, slack = _floor_of(subject)  # where there is none, nothing need be played
+    """An empty policy earns no more than the floor."""
+    floor, slack = _floor_of(subject)  # raises before any episode if there is no floor
     with subject.open() as player:
         played = [
             subject.play(player, NOOP, options, max_turns=subject.max_turns)
@@ -80,7 +80,7 @@ def check_noop(subject: Subject) -> None:
 
 
 def check_random(subject: Subject) -> str:
-    """Random players earn clearly less than the expert, or than the top where there is none."""
+    """Random policies earn clearly less than the expert, or than the top without an expert."""
     with subject.open() as player:
         said = []
         for way, what in subject.random_players(player):
@@ -95,7 +95,7 @@ def check_random(subject: Subject) -> str:
 
 
 def _random_tasks(subject: Subject, player: Player) -> Iterator[tuple[int, Options]]:
-    """Yield the number and the task of each random episode, as long as there is time."""
+    """Yield the number and the task of each random episode, while time lasts."""
     _floor_of(subject)
     if math.isinf(subject.spec.reward_range[1]):
         raise SkipCheck("its reward range has no top to compare with")
@@ -105,14 +105,14 @@ def _random_tasks(subject: Subject, player: Player) -> Iterator[tuple[int, Optio
 
 
 def _expect_far_from_top(subject: Subject, earned: Sequence[float], what: str) -> str:
-    """Expect of random actions, or answers, that they earn clearly less than the top."""
+    """Check that random actions or responses earn clearly less than the top."""
     floor, _ = _floor_of(subject)
     share = (sum(earned) / len(earned) - floor) / (subject.spec.reward_range[1] - floor)
     said = f"random {what} earn {share:.0%} of the way from the floor to the top"
     expect(
         share <= RANDOM_SHARE,
-        f"{said} in {len(earned)} episodes, more than {RANDOM_SHARE:.0%}: its reward tells "
-        "little about what was done",
+        f"{said} in {len(earned)} episodes, more than {RANDOM_SHARE:.0%}: its reward depends "
+        "little on the actions",
     )
     return f"{said} ({len(earned)} episodes)"
 
@@ -128,7 +128,7 @@ def _floor_of(subject: Subject) -> tuple[float, float]:
 
 
 def check_same_verdict(subject: Subject) -> None:
-    """The same acts earn the same again, on one instance, with other episodes in between."""
+    """The same actions earn the same again on one instance, with other episodes in between."""
     expect_deterministic(subject)
     with subject.open() as player:
         tasks = subject.tasks(player)[: max(2, len(subject.spec.splits))]
@@ -143,7 +143,7 @@ def check_same_verdict(subject: Subject) -> None:
 
 
 def check_secrets(subject: Subject) -> None:
-    """No secret of the task, nor the expert's next action, stands where the agent can read it."""
+    """The agent can read neither a secret of the task nor the expert's next action."""
     with subject.open() as player:
         has_secrets = player.has("secrets")
         if not has_secrets and not _has_advice(subject, player):
@@ -152,7 +152,7 @@ def check_secrets(subject: Subject) -> None:
         for view in subject.views(player, subject.paced(subject.tasks(player))):
             _look(subject, player, view)
     if not has_secrets:
-        raise SkipCheck("it has no secrets(); no key of info gave the expert's action away")
+        raise SkipCheck("it has no secrets(); no key of info revealed the expert's action")
 
 
 def _has_advice(subject: Subject, player: Player) -> bool:
@@ -162,7 +162,7 @@ def _has_advice(subject: Subject, player: Player) -> bool:
 def _look(subject: Subject, player: Player, view: View) -> None:
     for secret in _secrets_of(player):
         if any(secret.casefold() in said.casefold() for said in view.said):
-            continue  # the agent said it itself: pages may quote it
+            continue  # the agent sent it before: observations may quote it
         for place, text in view.places:
             shown = f"{view.where}: {place} shows the secret {secret[:40]!r}"
             expect(not _shows(text, secret), shown)
@@ -173,12 +173,12 @@ def _look(subject: Subject, player: Player, view: View) -> None:
         tells = place != "observation" and _TELLING.search(place) and text.strip() == action
         expect(
             not tells or action in view.offered,
-            f"{view.where}: {place} is {action!r}, which is just what the expert does next",
+            f"{view.where}: {place} is {action!r}, which equals the expert's next action",
         )
 
 
 def _secrets_of(player: Player) -> list[str]:
-    """Return the secrets of the present task that say something."""
+    """Return the non-empty secrets of the current task."""
     if not player.has("secrets"):
         return []
     secrets = player.call("secrets")
@@ -188,7 +188,7 @@ def _secrets_of(player: Player) -> list[str]:
 
 
 def _shows(text: str, secret: str) -> bool:
-    """Return whether a text gives a secret away."""
+    """Return whether a text reveals a secret."""
     text, secret = text.casefold(), secret.casefold()
     if len(secret) < MIN_SECRET_CHARS:
         return secret in (line.strip() for line in text.splitlines())
@@ -196,7 +196,7 @@ def _shows(text: str, secret: str) -> bool:
 
 
 def check_reward_range(subject: Subject) -> None:
-    """The return of every episode lies within the declared range."""
+    """The return of every episode is within the declared range."""
     low, high = subject.spec.reward_range
     with subject.open() as player:
         for options in subject.paced(subject.tasks(player)):

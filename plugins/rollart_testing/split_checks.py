@@ -1,12 +1,12 @@
-"""Are the tasks of the test split other ones than those of training?
+"""Check that the tasks of the test split differ from those of the training split.
 
-Takes: a subject, an environment or an agent task. Gives: a check that raises. Never: knows how
-tasks are chosen: it compares what is shown, with the options and seeds that a run gives.
+Takes: a subject, an environment or an agent task. Gives: a check that raises. Never: depends on how
+tasks are chosen: it compares observations, with the options and seeds of a run.
 
-A task is its first page and its secrets. If more than ``MAX_SHARE`` of the test tasks are training
-tasks by that, which may only mean that first pages say little, episodes of the expert and of random
-players are compared, and the check fails if these are equal too. No cluster of tasks is in both
-splits.
+A task is identified by its first observation and its secrets. If more than ``MAX_SHARE`` of the
+test tasks equal training tasks, which may only mean that first observations are uninformative,
+episodes of the expert and of random policies are compared, and the check fails if these are equal
+too. No cluster of tasks may be in both splits.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from rollart_testing.play import Options, Player, Subject
 from rollart_testing.results import CheckFailed, SkipCheck, expect
 
 MAX_SHARE: Final = 0.1
-"""Of the test tasks that may be training tasks by chance, where an environment has few."""
+"""Share of test tasks that may equal training tasks by chance in small environments."""
 MOST: Final = (400, 40)
-"""Tasks of training and of test that are compared."""
+"""Number of training and test tasks to compare."""
 MIN_TASKS: Final = 8
-"""Of each split that are compared however long they take."""
+"""Minimum number of tasks per split to compare, without a time limit."""
 MAX_TURNS: Final = 12
 BUDGET_S: Final = 1.0
 
 MEND: Final = (
     "Success on them is not held out. Let options['split'] and options['task'] choose the task "
     "from lists that share none, or draw it from the seed alone, which differs between splits; or "
-    "say disjoint_splits: false in the spec"
+    "set disjoint_splits: false in the spec"
 )
 
 Shown: TypeAlias = Callable[[Subject, Player, int, Options], str]
-"""What a player is shown of the task of a seed and options."""
+"""What a policy can observe of the task of a seed and options."""
 
 
 def check_splits(subject: Subject) -> str:
-    """No more than a tenth of the test tasks are training tasks."""
+    """At most a tenth of the test tasks are training tasks."""
     splits = subject.spec.splits
     if len(splits) < 2:
         raise SkipCheck("its spec names one split")
@@ -52,14 +52,14 @@ def check_splits(subject: Subject) -> str:
         expect(
             not (shared and subject.spec.disjoint_splits),
             f"{len(shared)} clusters are in {train} and in {test}, such as "
-            f"{min(shared, default='')!r}: let task_clusters(split) name none in two splits",
+            f"{min(shared, default='')!r}: task_clusters(split) must list each in one split only",
         )
         shown = _shown(subject, player, (train, test), _first_page)
         if _too_many(shown[train], shown[test]):
             shown = _shown(subject, player, (train, test), _episodes)
     trained, held_out = shown[train], shown[test]
     if len(trained) > 1 and len(set(trained)) == 1:
-        raise SkipCheck(f"the {len(trained)} tasks of {train} that were played are all alike")
+        raise SkipCheck(f"the {len(trained)} played tasks of {train} are all equal")
     if _too_many(trained, held_out):
         why = _why((train, trained), (test, held_out))
         if not subject.spec.disjoint_splits:
@@ -83,7 +83,7 @@ def _episodes(subject: Subject, player: Player, seed: int, options: Options) -> 
 def _shown(
     subject: Subject, player: Player, splits: tuple[str, str], show: Shown
 ) -> dict[str, list[str]]:
-    """Return what is shown of the first tasks of each split, the splits taking turns."""
+    """Return the observations of the first tasks of each split, alternating between splits."""
     found: dict[str, list[str]] = {split: [] for split in splits}
     sizes = {
         s: min(most, player.num_tasks(s) or most) for s, most in zip(splits, MOST, strict=True)

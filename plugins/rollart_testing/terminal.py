@@ -1,11 +1,11 @@
-"""``rollart play``: a person plays an environment in the terminal.
+"""``rollart play``: play an environment in the terminal.
 
-Takes: an environment, a task, what is typed. Gives: its pages and rewards, the expert's advice for
-``?``. Never: asks a model, or needs one: in an agent environment the person is the model.
+Takes: an environment, a task, typed actions. Gives: its observations and rewards, and the expert's
+action for ``?``. Never: needs a model: in an agent environment the user is the model.
 
-An agent environment's program asks an endpoint, and the person answers. A line is a whole answer.
-If the program has declared tools, ``/NAME {"key": "value"}`` calls one. Ctrl-D refuses all further
-requests, as a spent budget does; the program is judged by what it has left.
+An agent environment's program sends requests to an endpoint, and the user answers. Each line is a
+whole response. If the program has declared tools, ``/NAME {"key": "value"}`` calls one. Ctrl-D
+refuses all further requests, like a spent budget; then the program is scored.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from rollart_testing.endpoint import Json, RecordedRequest, ScriptedEndpoint, ca
 _HINT = "?"
 _CALL = 'A call: {"tool_calls": [{"name": ..., "arguments": {...}}]}'
 _YOU_ARE_THE_MODEL = (
-    "A program that owns its loop: you are the model that it asks. A line is an answer; /NAME "
-    '{"key": "value"} calls a tool, where there are any; Ctrl-D refuses all further requests.\n'
+    "An agent program: you are the model that it calls. Each line is a response; /NAME "
+    '{"key": "value"} calls a tool, if there are any; Ctrl-D refuses all further requests.\n'
 )
 
 
@@ -43,7 +43,7 @@ def play(
     split: Annotated[str, typer.Option(help="Split of the task.")] = "train",
     seed: Annotated[int, typer.Option(help="Seed of the episode.")] = 0,
 ) -> None:
-    """Play an environment in the terminal; of an agent environment, be the model."""
+    """Play an environment in the terminal; in an agent environment, you are the model."""
     given = as_options(options or [])
     check_split(env, given, split)
     made: Any = registry.make(env, **given)
@@ -65,7 +65,7 @@ def _episode(env: Any, options: dict[str, Any], seed: int) -> float:
     """Play to the end and return the sum of the rewards."""
     with _refusals_told():
         observation, info = env.reset(seed=seed, options=options)
-    typer.echo(f"Type an action; {_HINT} asks the environment's expert; Ctrl-D ends.\n")
+    typer.echo(f"Type an action; {_HINT} shows the expert's action; Ctrl-D ends.\n")
     total, over = 0.0, False
     if info.get("tools"):
         names = [tool["function"]["name"] for tool in info["tools"]]
@@ -76,7 +76,7 @@ def _episode(env: Any, options: dict[str, Any], seed: int) -> float:
             typer.echo(f"Actions: {', '.join(map(str, info['available_actions']))}")
         action = input("> ")
         if action == _HINT:
-            typer.echo(f"The expert would say: {_advice(env)}\n")
+            typer.echo(f"The expert's action: {_advice(env)}\n")
             continue
         observation, reward, terminated, truncated, info = env.step(action)
         total += float(reward)
@@ -89,7 +89,7 @@ def _episode(env: Any, options: dict[str, Any], seed: int) -> float:
 
 
 def _advice(env: Any) -> str:
-    return str(env.oracle()) if hasattr(env, "oracle") else "nothing: this environment has none"
+    return str(env.oracle()) if hasattr(env, "oracle") else "none (it has no oracle())"
 
 
 def _text(observation: Observation) -> str:
@@ -116,7 +116,7 @@ def _refusals_told() -> Iterator[None]:
 
 
 class _Person:
-    """Reads requests and types answers, one at a time: there is one terminal."""
+    """Shows requests and reads responses, one at a time, on the single terminal."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,10 +124,10 @@ class _Person:
         self._shown: Sequence[Json] = ()
 
     def answer(self, asked: RecordedRequest) -> str | Json:
-        """Show what is new of a request, and ask for the model's answer.
+        """Show the new messages of a request, and read the model's response.
 
         Raises:
-            EOFError: When the person leaves, or has left while the request waited.
+            EOFError: If the user quits, or has quit while the request waited.
         """
         with self._lock:
             if self._has_left:

@@ -1,1 +1,1 @@
-"""What a run directory shows: pictures, diagnoses, and trajectories for other tools."""
+"""Read run directories: plots, diagnoses, and exports of trajectories for other tools."""

@@ -1,11 +1,11 @@
-"""``rollart export``: trajectories of runs as files that other tools read.
+"""``rollart export``: write trajectories of runs to files for other tools.
 
-    jsonl      one JSON object a trajectory: task, status, rewards, turns; token rows when asked
+    jsonl      one JSON object a trajectory: task, status, rewards, turns; token rows on request
     parquet    the columns of the run's own shards, token ids and logprobs included
     sharegpt   one JSON object a trajectory: ``conversations`` of ``human`` and ``gpt`` turns
 
-Takes: run directories, filters. Gives: one file and an account of what is in it and what is not.
-Never: shows half a file, or writes over one that is there.
+Takes: run directories, filters. Gives: one file, and counts of exported and skipped trajectories.
+Never: writes a partial file, or overwrites an existing one.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which trajectories are wanted."""
+    """The filters for trajectories."""
 
     statuses: tuple[Status, ...] = ("finished", "truncated")
     envs: tuple[str, ...] = ()
-    """Names in the run, ids or aliases; none: all."""
+    """Names in the run, ids or aliases; empty means all."""
     min_reward: float | None = None
 
     def refusal(self, trajectory: Trajectory) -> str:
-        """Return why a trajectory is left out; empty when it is wanted."""
+        """Return why a trajectory is left out; empty if it is exported."""
         if trajectory.status not in self.statuses:
             return f"status {trajectory.status}"
         if self.envs and trajectory.ticket.task.env_id not in self.envs:
@@ -59,7 +59,7 @@ class Filters:
 
 @dataclass(slots=True)
 class Account:
-    """What an export wrote and what it left out."""
+    """The counts of an export: written and left out."""
 
     path: str
     written: int = 0
@@ -73,22 +73,22 @@ class Account:
 def export(
     run_dirs: Sequence[Path], form: Format, out: Path, filters: Filters, *, tokens: bool = False
 ) -> Account:
-    """Write the trajectories of runs that the filters let through.
+    """Write the trajectories of runs that pass the filters.
 
     Args:
-        run_dirs: Runs, finished or under way.
-        form: Of the file.
-        out: The file; it must not be there.
-        filters: Which trajectories.
-        tokens: Whether ``jsonl`` has the token rows too.
+        run_dirs: Runs, finished or in progress.
+        form: Format of the file.
+        out: The file; it must not exist.
+        filters: The filters for trajectories.
+        tokens: Whether ``jsonl`` includes the token rows.
 
     Raises:
-        UserError: When the file is there, cannot be written, or nothing would be in it; or when
-            no run has an environment that is asked for.
-        JournalError: When one is no run directory.
+        UserError: If the file exists, cannot be written, or would be empty; or if no run has a
+            requested environment.
+        JournalError: If one is not a run directory.
     """
     if out.exists():
-        raise UserError(f"--out {out}: there is such a file; name another or remove it")
+        raise UserError(f"--out {out}: the file exists; give another path or remove it")
     account = Account(str(out))
     wanted = _wanted(_by_name(run_dirs, filters), account)
     beside = out.with_name(f".{out.name}.{os.getpid()}.part")
@@ -97,9 +97,9 @@ def export(
         _write(beside, form, wanted, tokens=tokens)
         if not account.written:
             raise UserError(f"nothing to export: {_spelled(account.left_out) or 'no trajectory'}")
-        os.link(beside, out)  # unlike a rename, it never takes the place of another file
+        os.link(beside, out)  # unlike a rename, a link never replaces a file
     except FileExistsError:
-        raise UserError(f"--out {out}: there is such a file; name another or remove it") from None
+        raise UserError(f"--out {out}: the file exists; give another path or remove it") from None
     except OSError as e:
         raise UserError(f"--out {out}: cannot be written: {e.strerror or e}") from e
     finally:
@@ -116,7 +116,7 @@ def export_command(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="The file; it must not be there. None: the run's name, here.",
+            help="The new file. Default: the run's name, in this folder.",
             show_default=False,
         ),
     ] = None,
@@ -124,19 +124,19 @@ def export_command(
         list[str] | None,
         typer.Option(
             "--status",
-            help="finished, truncated or failed; may be repeated. None: all but failed.",
+            help="finished, truncated or failed; repeatable. Default: all except failed.",
             show_default=False,
         ),
     ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", metavar="ENV", help="Name in the run, id or alias; may be repeated."),
+        typer.Option("--env", metavar="ENV", help="Name in the run, id or alias; repeatable."),
     ] = None,
     min_reward: Annotated[
-        float | None, typer.Option("--min-reward", help="Leave out what earned less.")
+        float | None, typer.Option("--min-reward", help="Leave out lower rewards.")
     ] = None,
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="Token ids, masks and logprobs in jsonl too.")
+        bool, typer.Option("--tokens", help="Add token ids, masks and logprobs to jsonl.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -166,7 +166,7 @@ def _one_of(option: str, given: str, known: tuple[str, ...]) -> str:
 
 
 def sharegpt(trajectory: Trajectory) -> dict[str, object]:
-    """Return a trajectory as a conversation in the shape that ShareGPT's data has."""
+    """Return a trajectory as a conversation in ShareGPT's format."""
     said = []
     for turn in trajectory.turns:
         said.append({"from": "human", "value": turn.observation})
@@ -184,7 +184,7 @@ def sharegpt(trajectory: Trajectory) -> dict[str, object]:
 
 
 def _by_name(run_dirs: Sequence[Path], filters: Filters) -> list[tuple[Path, Filters]]:
-    """Return the runs with filters that have what each run itself calls its environments."""
+    """Return the runs, each with filters that use its own names of environments."""
     if not filters.envs:
         return [(run_dir, filters) for run_dir in run_dirs]
     runs = [(run_dir, _environments(run_dir)) for run_dir in run_dirs]
@@ -197,7 +197,7 @@ def _by_name(run_dirs: Sequence[Path], filters: Filters) -> list[tuple[Path, Fil
 
 
 def _environments(run_dir: Path) -> dict[str, set[str]]:
-    """Return the environments of a run by name, each with all that it may be asked for by."""
+    """Return the environments of a run by name, each with its accepted names, ids and aliases."""
     with JournalReader(run_dir) as reader:
         said: Any = reader.config().get("env", [])
     if isinstance(said, dict):
@@ -206,7 +206,7 @@ def _environments(run_dir: Path) -> dict[str, set[str]]:
 
 
 def _known_as(env_id: str) -> set[str]:
-    """Return an id with its alias, where it is installed."""
+    """Return an id, with its alias if it is installed."""
     with suppress(UserError):
         alias = registry.spec("environments", env_id).alias
         return {env_id, alias} if alias else {env_id}
@@ -218,7 +218,7 @@ def _named(envs: Mapping[str, set[str]], asked: Sequence[str]) -> list[str]:
 
 
 def _check_envs(asked: Sequence[str], runs: Sequence[Mapping[str, set[str]]]) -> None:
-    """Raise UserError for what is asked for and no run has."""
+    """Raise UserError for a requested environment that no run has."""
     for env in asked:
         if any(_named(envs, [env]) for envs in runs):
             continue

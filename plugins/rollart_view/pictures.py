@@ -1,6 +1,6 @@
-"""What all pictures share: matplotlib asked for kindly, smoothed lines, files that are whole.
+"""Shared helpers of plots: lazy matplotlib import, smoothed lines, atomic files.
 
-Takes: numbers. Gives: figures and files. Never: needs a display, or leaves half a picture behind.
+Takes: numbers. Gives: figures and files. Never: needs a display, or writes a partial file.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ def new_figure(who: str, extra: str, **options: Any) -> Any:
     """Return an empty ``matplotlib.figure.Figure``.
 
     Args:
-        who: The command that draws, for the error.
-        extra: The extra of our distribution that brings matplotlib.
-        options: The figure's own.
+        who: The command that draws, for the error message.
+        extra: The extra of our distribution that installs matplotlib.
+        options: Options of the figure.
 
     Raises:
-        UserError: When matplotlib is not installed.
+        UserError: If matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as e:
-        raise UserError(f"{who} draws with matplotlib: pip install 'rollart[{extra}]'") from e
+        raise UserError(f"{who} needs matplotlib: pip install 'rollart[{extra}]'") from e
     return Figure(**options)
 
 
 def save(figure: Any, path: Path, *, dpi: int = 120) -> None:
-    """Write a picture beside and rename it; one that is there is replaced.
+    """Write a picture to a temporary file and rename it; an existing one is replaced.
 
     Raises:
-        UserError: When it cannot be written, or is of no known kind.
+        UserError: If it cannot be written, or its format is unknown.
     """
     if path.suffix not in FORMATS:
-        raise UserError(f"{path}: a picture ends in {', '.join(FORMATS)}")
+        raise UserError(f"{path}: the file name must end in {', '.join(FORMATS)}")
     beside = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +56,6 @@ def save(figure: Any, path: Path, *, dpi: int = 120) -> None:
 
 
 def smoothed(values: Sequence[float], over: int) -> list[float]:
-    """Return the mean of up to ``over`` neighbours at each place (fewer at the ends)."""
+    """Return the mean of up to ``over`` neighbours at each index (fewer at the ends)."""
     half = over // 2
     return [fmean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]

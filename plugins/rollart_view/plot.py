@@ -1,8 +1,8 @@
-"""``rollart plot``: the course of one run or several, from their journals.
+"""``rollart plot``: plot the metrics of one or more runs from their journals.
 
 Takes: run directories. Gives: one picture with a panel for each of reward, success, staleness,
-tokens a second and loss, by train_step, and a line where a guard went back. Never: writes to a
-run's journal, or shows a train_step that was undone.
+tokens per second and loss, by train_step, and a line at each rollback of a guard. Never: writes to
+a run's journal, or shows a train_step that was rolled back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Series = list[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What one run's journal says, by panel."""
+    """The metrics of one run's journal, by panel."""
 
     name: str
     reward: Series
@@ -38,19 +38,19 @@ class Curve:
     tokens_per_s: Series
     loss: Series
     rollbacks: tuple[int, ...] = ()
-    """The train_steps that the guard went back to."""
+    """The train_steps that the guard rolled back to."""
 
     @property
     def is_empty(self) -> bool:
-        """True when no train_step is on record."""
+        """True if no train_step is recorded."""
         return not (self.reward or self.loss)
 
 
 def read_course(run_dir: Path) -> Curve:
-    """Return the course of a run, finished or under way.
+    """Return the metrics of a run, finished or in progress.
 
     Raises:
-        JournalError: When it is no run directory.
+        JournalError: If it is not a run directory.
     """
     with JournalReader(run_dir) as journal, journal.snapshot():
 
@@ -71,7 +71,7 @@ def read_course(run_dir: Path) -> Curve:
 
 
 def _rollbacks(journal: JournalReader) -> tuple[int, ...]:
-    """Return the last train_step before each checkpoint that the guard went back to."""
+    """Return the last train_step before each checkpoint that the guard rolled back to."""
     rows = journal.metrics("rollout/reward_mean", rolled_back=True)
     tripped = journal.events(kind=GUARD_TRIPPED)
     with journal.decoding():
@@ -83,10 +83,10 @@ def _rollbacks(journal: JournalReader) -> tuple[int, ...]:
 
 
 def throughput(tokens: Series, wall_s: Series) -> Series:
-    """Return the trained tokens a second of the whole loop, by the last train_step of each batch.
+    """Return the trained tokens per second of the whole loop, by the last train_step of each batch.
 
     Args:
-        tokens: Of each train_step.
+        tokens: Tokens of each train_step.
         wall_s: Of the RL phase at the end of the batch that a train_step was part of; train_steps
             of one batch have the same.
     """
@@ -94,23 +94,23 @@ def throughput(tokens: Series, wall_s: Series) -> Series:
     for ended, steps in groupby(wall_s, key=lambda point: point[1]):
         numbers = [step for step, _ in steps]
         count = sum(of_step.get(n, 0.0) for n in numbers)
-        if ended > before and count:  # a run that was gone on with may count its time anew
+        if ended > before and count:  # a resumed run may restart its clock
             found.append((numbers[-1], count / (ended - before)))
         before = ended
     return found
 
 
 def plot(run_dirs: Sequence[Path], path: Path) -> None:
-    """Draw the course of runs into one picture.
+    """Draw the metrics of runs into one picture.
 
     Raises:
-        UserError: When matplotlib is missing, no run has trained yet, or it cannot be written.
-        JournalError: When one is no run directory.
+        UserError: If matplotlib is missing, no run has trained yet, or it cannot be written.
+        JournalError: If one is not a run directory.
     """
     courses = [read_course(run_dir) for run_dir in run_dirs]
     empty = [c.name for c in courses if c.is_empty]
     if empty:
-        raise UserError(f"{empty[0]} has no train_step on record: there is nothing to draw yet")
+        raise UserError(f"{empty[0]} has no recorded train_step: there is nothing to draw yet")
     figure = new_figure("plot", "plot", figsize=(10, 9), layout="constrained")
     draw(figure, courses)
     save(figure, path)
@@ -123,12 +123,12 @@ def plot_command(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="x.png, x.svg or x.pdf; plot.png in the run's directory, or here for several.",
+            help="x.png, x.svg or x.pdf. Default: plot.png in the run's folder (here for several).",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Draw reward, success, staleness, tokens a second and loss by train_step.
+    """Draw reward, success, staleness, tokens per second and loss by train_step.
 
     Example: rollart plot runs/hello-20260101-120000 --out hello.svg
     """
@@ -141,9 +141,9 @@ def draw(figure: Any, courses: Sequence[Curve]) -> None:
     """Draw the panels."""
     panels = list(figure.subplots(3, 2, sharex=True).flat)
     lines: Mapping[str, str] = {
-        "reward": "reward, mean of the batch",
+        "reward": "reward, batch mean",
         "success": "success, share of the batch",
-        "tokens_per_s": "trained tokens a second",
+        "tokens_per_s": "trained tokens per second",
         "loss": "loss",
     }
     for axes, (what, title) in zip(panels, lines.items(), strict=False):
@@ -163,24 +163,24 @@ def draw(figure: Any, courses: Sequence[Curve]) -> None:
 
 
 def _line(axes: Any, series: Series, colour: str, label: str) -> None:
-    """Draw a line faintly, and smoothed over its neighbours."""
+    """Draw a faint line, and a smoothed line over its neighbours."""
     steps, values = [s for s, _ in series], [v for _, v in series]
     axes.plot(steps, values, color=colour, alpha=0.3, linewidth=0.8)
     axes.plot(steps, smoothed(values, SMOOTHED_OVER), color=colour, label=label)
 
 
 def _mark_rollbacks(axes: Any, courses: Sequence[Curve]) -> None:
-    """Draw a line where the guard of a run went back."""
+    """Draw a line at each rollback of a run's guard."""
     for number, course in enumerate(courses):
         for i, step in enumerate(course.rollbacks):
-            label = f"{course.name}: the guard went back" if i == 0 else None
+            label = f"{course.name}: guard rollback" if i == 0 else None
             axes.axvline(
                 step, color=f"C{number % 10}", linestyle="--", linewidth=1, alpha=0.7, label=label
             )
 
 
 def _staleness(axes: Any, courses: Sequence[Curve]) -> None:
-    axes.set_title("staleness, versions: mean, and the most (dotted)", fontsize="medium")
+    axes.set_title("staleness in versions: mean, and maximum (dotted)", fontsize="medium")
     for number, course in enumerate(courses):
         _line(axes, course.staleness_mean, f"C{number % 10}", course.name)
         steps = [s for s, _ in course.staleness_max]

@@ -1,7 +1,7 @@
-"""What the policy answered, and what the environment says is right.
+"""The policy's answer, and the right answers that the environment provides.
 
-Takes: a reward request, and which part of the last message counts. Gives: texts. Never: takes a
-task without a right answer for a wrong answer of the policy.
+Takes: a reward request, and the selected part of the last message. Gives: texts. Never: scores a
+task without a right answer as a wrong answer of the policy.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _FENCED = re.compile(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTA
 
 
 def answer_part(text: str, part: AnswerPart) -> str | None:
-    """Return the part of a message that is the answer; None where there is no such part.
+    """Return the part of a message that is the answer; None if there is no such part.
 
     Args:
         text: The policy's last message.
-        part: Which part.
+        part: The part to return.
     """
     if part == "message":
         return text
@@ -38,14 +38,14 @@ def answer_part(text: str, part: AnswerPart) -> str | None:
 
 
 def references(request: RewardRequest, key: str) -> list[str]:
-    """Return the right answers, any of which will do.
+    """Return the right answers; an answer is right if it matches any of them.
 
     Args:
-        request: One episode's.
-        key: Where they stand in its context: a text, a number, or a list of them.
+        request: The request of one episode.
+        key: The key in its context. The value is a text, a number, or a list of them.
 
     Raises:
-        ValueError: When the environment gives none; a retry cannot help.
+        ValueError: If the environment provides no right answer; a retry cannot help.
     """
     given = context_of(request, key)
     several = given if isinstance(given, list | tuple) else [given]
@@ -58,21 +58,21 @@ def references(request: RewardRequest, key: str) -> list[str]:
 
 
 def context_of(request: RewardRequest, key: str) -> object:
-    """Return what the environment hands to its reward under a key.
+    """Return the value that the environment provides to its reward under a key.
 
     Raises:
-        ValueError: When it hands over no such thing.
+        ValueError: If the environment does not provide the key.
     """
     if key in request.context:
         return request.context[key]
     given = ", ".join(sorted(request.context)) or "nothing"
     raise ValueError(
-        f"{request.env_id} gives its reward no {key!r}: info['reward_context'] holds {given}"
+        f"{request.env_id} provides no {key!r} to its reward: info['reward_context'] has {given}"
     )
 
 
 def last_block(text: str) -> str:
-    """Return the last fenced block of a message, or all of it where there is none."""
+    """Return the last fenced block of a message, or the whole message if there is none."""
     blocks: Sequence[str] = _FENCED.findall(text)
     return blocks[-1] if blocks else text
 
@@ -82,7 +82,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _boxed(text: str) -> str | None:
-    r"""Return what the last ``\boxed{...}`` holds; braces inside it are matched."""
+    r"""Return the content of the last ``\boxed{...}``; braces inside it are matched."""
     start = text.rfind(_BOX + "{")
     if start < 0:
         return None

@@ -1,4 +1,4 @@
-"""Options of the rewards, but for those in ``config_answers.py`` and ``config_parts.py``.
+"""Options of the rewards, except those in ``config_answers.py`` and ``config_parts.py``.
 
 Takes: plain values. Gives: frozen models. Never: imports torch, an HTTP client or a sandbox.
 """
@@ -30,36 +30,36 @@ class EnvReturnConfig(BaseModel):
     return_weight: NonNegative = 1.0
     """Weight of the sum of the environment's rewards."""
     success_weight: NonNegative = 0.0
-    """Weight of its success (1 or 0); above 0 the environment must say ``info["success"]``."""
+    """Weight of success (1 or 0). Above 0 the environment must return ``info["success"]``."""
 
 
 class GroupDiversityConfig(Options):
     """Options of ``rollart/GroupDiversity-v1``."""
 
     answer: AnswerPart = "message"
-    """Which part of the policy's last message is compared, as of ``rollart/ExactMatch-v1``."""
+    """The part of the policy's last message to compare, as in ``rollart/ExactMatch-v1``."""
     max_chars: PositiveInt = 4_000
-    """Of a longer text the beginning is compared."""
+    """Only the first characters of a longer text are compared."""
 
 
 class JudgeServer(Options):
-    """Which model judges, by what, and how it is asked."""
+    """The model that judges, its rubric, and how it is called."""
 
     base_url: str
     """The judge's OpenAI-compatible server, such as ``http://127.0.0.1:8000/v1``."""
     model: str
-    """What the server calls the judge."""
+    """The name of the judge on the server."""
     rubric: Annotated[str, Field(min_length=1)]
     """What is good and what is bad, in words for the judge."""
     api_key_env: str | None = None
-    """The variable of the environment that holds the key; none: ``OPENAI_API_KEY`` where it is
-    set."""
+    """The environment variable with the API key. If not set, ``OPENAI_API_KEY`` is used if it is
+    defined."""
     max_new_tokens: PositiveInt = 512
-    """Most tokens of an answer, what the judge thinks included."""
+    """Maximum number of tokens of a judge's answer, including its reasoning."""
     max_chars: Annotated[int, Field(gt=100, le=MOST)] = 40_000
-    """A longer text (a conversation, an answer) is cut in the middle."""
+    """A longer text (a conversation or an answer) is cut in the middle."""
     answer_s: Seconds = 60.0
-    """How long one answer may take; ``deadlines.reward_s`` bounds it with all its retries."""
+    """Time limit of one answer. ``deadlines.reward_s`` limits the total with all retries."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Added to every request, such as ``{reasoning_effort: low}``."""
 
@@ -68,12 +68,12 @@ class JudgeConfig(JudgeServer):
     """Options of ``rollart/Judge-v1``."""
 
     low: Number = 0.0
-    """The worst grade: a reward of 0."""
+    """The worst grade; it gives a reward of 0."""
     high: Number = 10.0
-    """The best grade: a reward of 1."""
+    """The best grade; it gives a reward of 1."""
     reference: str | None = None
-    """Key of ``info["reward_context"]`` under which the environment hands over a right answer,
-    which the judge is shown; none: it is shown none."""
+    """Key of ``info["reward_context"]`` with a right answer that is shown to the judge. If not set,
+    the judge sees no right answer."""
 
     @model_validator(mode="after")
     def _ordered(self) -> JudgeConfig:
@@ -86,66 +86,66 @@ class JudgeCompareConfig(JudgeServer):
     """Options of ``rollart/JudgeCompare-v1``."""
 
     reference: Annotated[str, Field(min_length=1)] = "reference"
-    """Key of ``info["reward_context"]`` under which the environment hands over the answer to
-    compare with; of several the first."""
+    """Key of ``info["reward_context"]`` with the answer to compare with. If it is a list, the first
+    is used."""
 
 
 class JudgeGroupConfig(JudgeServer):
     """Options of ``rollart/JudgeGroup-v1``."""
 
     compare: Literal["answer", "conversation"] = "answer"
-    """What of two siblings is compared: their last messages, or all that was said."""
+    """What is compared between two siblings: their last messages, or the whole conversations."""
     num_opponents: PositiveInt = 2
-    """With how many of its siblings each is compared as the first of a pair; so each takes part in
-    twice as many pairs, or in all there are."""
+    """Number of siblings that each member is compared with as the first of a pair. Each member is
+    in twice as many pairs, or in all pairs if there are fewer."""
     num_at_once: PositiveInt = 8
-    """Most questions to the judge at once."""
+    """Maximum number of concurrent requests to the judge."""
 
 
 class RewardModelConfig(Options):
     """Options of ``rollart/RewardModel-v1``."""
 
     model: Annotated[str, Field(min_length=1)]
-    """A sequence classifier of transformers with its tokenizer: a folder, or a name on the hub."""
+    """A transformers sequence classifier with its tokenizer: a folder, or a name on the hub."""
     revision: str | None = None
-    """Of a model on the hub: branch, tag or commit; none: its newest."""
+    """Branch, tag or commit of a model on the hub. If not set, the newest is used."""
     label: Count = 0
-    """Which of the model's outputs counts. With one output the value is
-    ``1 / (1 + exp(-(output - center) / scale))``, with several the softmax's share of this one."""
+    """Index of the model output to use. With one output the value is
+    ``1 / (1 + exp(-(output - center) / scale))``; with several, it is the softmax share of this."""
     center: Number = 0.0
-    """Of a model with one output: the output that is worth 0.5."""
+    """For a model with one output: the output that gives the value 0.5."""
     scale: Positive = 1.0
-    """Outputs are divided by this first."""
+    """Outputs are divided by this."""
     max_tokens: PositiveInt = 4096
-    """A longer conversation loses its beginning."""
+    """A longer conversation is cut at its beginning."""
     max_batch: PositiveInt = 8
-    """Most conversations in one forward pass. In a batch the last digits of a value depend on its
-    neighbours; with 1 they do not."""
+    """Maximum number of conversations in one forward pass. The last digits of a value depend on the
+    other conversations of its batch; with 1 they do not."""
     device: str = "cpu"
-    """Such as ``cuda:0``."""
+    """The torch device, such as ``cuda:0``."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
-    """What weights are held in; ``auto``: as the model's files have them."""
+    """Data type of the weights. ``auto``: as in the model's files."""
     num_threads: PositiveInt | None = None
-    """Threads of a forward pass on a CPU; none: as torch has it in this process."""
+    """Threads of a forward pass on a CPU. If not set, the default of torch in this process."""
     local_only: bool = False
-    """Whether nothing may be fetched from the hub."""
+    """Whether downloads from the hub are disabled."""
 
 
 class UnitTestsConfig(SandboxedOptions):
     """Options of ``rollart/UnitTests-v1``."""
 
     tests: Annotated[str, Field(min_length=1)] = "tests"
-    """Key of ``info["reward_context"]`` under which the environment hands over the tests."""
+    """Key of ``info["reward_context"]`` with the tests that the environment provides."""
     credit: Literal["all", "share"] = "all"
-    """Whether 1 is for passing all tests, or the value is the share that pass."""
+    """``all``: the value is 1 if all tests pass. ``share``: the value is the share that pass."""
     test_timeout_s: Seconds = 10.0
-    """Seconds for each test in Python; they run one after the other."""
+    """Seconds for each test in Python. Tests run one after the other."""
     cpu_s: Seconds = 5.0
-    """Processor seconds of the program for each input; a busy machine makes no answer wrong."""
+    """CPU seconds of the program for each input. The load of the machine does not change it."""
     abs_tol: NonNegative = 0.0
-    """How far numbers in an output may be from the right ones."""
+    """Allowed absolute difference between numbers in an output and the right ones."""
     max_tests: PositiveInt = 100
-    """Of more tests, the first ones are run."""
+    """If there are more tests, only the first ones are run."""
     python: Annotated[str, Field(pattern=r"^(/.*)?$")] = ""
-    """Python 3.8 or newer that runs them, as an absolute path in the box; empty: the `python3` on
-    its PATH."""
+    """Absolute path in the sandbox of the Python (3.8 or newer) that runs the tests. Default: the
+    `python3` on its PATH."""

@@ -1,4 +1,4 @@
-"""Options of the rewards that look at the policy's answer alone. Never imports torch."""
+"""Options of the rewards that use only the policy's answer. Never imports torch."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ Tag = Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")]
 
 
 class Options(BaseModel):
-    """Base of option models: frozen, and no unknown key."""
+    """Base of option models: frozen, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class InTag(Options):
-    """The answer stands between two tags."""
+    """The answer is between two tags."""
 
     tag: Tag
     """Such as ``answer``, for the last ``<answer>...</answer>`` of the message."""
 
 
 class ByPattern(Options):
-    """The answer is what a pattern finds."""
+    """The answer is the match of a pattern."""
 
     pattern: str
-    """A regular expression with one group; of several matches the last counts."""
+    """A regular expression with one group. If there are several matches, the last is used."""
 
     @field_validator("pattern")
     @classmethod
     def _has_one_group(cls, pattern: str) -> str:
         if compiled(pattern).groups != 1:
-            raise ValueError(f"{pattern!r} must have one group, which holds the answer")
+            raise ValueError(f"{pattern!r} must have exactly one group, which matches the answer")
         return pattern
 
 
 def _kind_of_part(value: object) -> str:
-    """Return which alternative is meant, so that a mistake is told of that one alone."""
+    """Return the alternative that is meant, so that an error refers to that one only."""
     if isinstance(value, str):
         return "word"
     is_pattern = isinstance(value, ByPattern) or (isinstance(value, dict) and "pattern" in value)
@@ -59,7 +59,7 @@ def _kind_of_part(value: object) -> str:
 def _known_word(value: object) -> object:
     if isinstance(value, str) and value not in ("message", "last_line", "boxed"):
         raise ValueError(
-            f"{value!r} is none of message, last_line, boxed, {{tag: NAME}} and {{pattern: REGEX}}"
+            f"{value!r} is not one of message, last_line, boxed, {{tag: NAME}}, {{pattern: REGEX}}"
         )
     return value
 
@@ -75,22 +75,22 @@ AnswerPart = Annotated[
 
 
 class AnswerConfig(Options):
-    """What all rewards share that compare the answer with a right one."""
+    """Common options of rewards that compare the answer with a right one."""
 
     answer: AnswerPart = "message"
-    """Which part of the policy's last message counts: all of it, its last line, what its last
-    `\\boxed{}` holds, or `{tag: NAME}`, or `{pattern: REGEX}` with one group. A message
+    """The part of the policy's last message to use: the whole message, its last line, the content
+    of its last `\\boxed{}`, or `{tag: NAME}`, or `{pattern: REGEX}` with one group. A message
     without that part is a wrong answer."""
     reference: Annotated[str, Field(min_length=1)] = "reference"
-    """Key of ``info["reward_context"]`` under which the environment hands over the right answer: a
-    text, a number, or a list of which any will do."""
+    """Key of ``info["reward_context"]`` with the right answer: a text, a number, or a list of which
+    any is accepted."""
 
 
 class ExactMatchConfig(AnswerConfig):
     """Options of ``rollart/ExactMatch-v1``."""
 
     ignore: tuple[Literal["case", "space", "punctuation", "articles"], ...] = ("space",)
-    """What makes no difference: case; space at the ends, and how much of it is inside;
+    """Differences to ignore: case; whitespace at the ends and the amount of it inside;
     punctuation; the words a, an and the."""
 
 
@@ -98,23 +98,23 @@ class NumericConfig(AnswerConfig):
     """Options of ``rollart/Numeric-v1``."""
 
     rel_tol: NonNegative = 1e-6
-    """How far the answer may be from the right one, as a share of that."""
+    """Allowed difference between the answer and the right one, relative to the right one."""
     abs_tol: NonNegative = 0.0
-    """How far it may be in any case."""
+    """Allowed absolute difference."""
 
 
 class RegexConfig(Options):
     """Options of ``rollart/Regex-v1``."""
 
     pattern: str
-    """A regular expression that must be found, in Python's syntax; `^` and `$` are ends of
+    """A regular expression to search for, in Python's syntax; `^` and `$` match at the ends of
     lines."""
     answer: AnswerPart = "message"
-    """Which part of the policy's last message is searched, as of ``rollart/ExactMatch-v1``."""
+    """The part of the policy's last message to search, as in ``rollart/ExactMatch-v1``."""
     ignore_case: bool = False
-    """Whether case makes no difference."""
+    """Whether case is ignored."""
     max_chars: PositiveInt = 20_000
-    """A longer text is not searched, and counts as one in which nothing was found."""
+    """A longer text is not searched and counts as no match."""
 
     @field_validator("pattern")
     @classmethod
@@ -124,17 +124,17 @@ class RegexConfig(Options):
 
 
 class MadeOfTags(Options):
-    """A message is made of tags."""
+    """A message consists of tags."""
 
     tags: Annotated[tuple[Tag, ...], Field(min_length=1)]
-    """These tags, each once, in this order, and nothing between."""
+    """These tags, each once, in this order, with nothing between them."""
 
 
 class MatchesPattern(Options):
     """A message matches a pattern."""
 
     pattern: str
-    """A regular expression that the whole message must match; `.` stands for line ends too."""
+    """A regular expression that the whole message must match; `.` also matches line ends."""
 
     @field_validator("pattern")
     @classmethod
@@ -144,10 +144,10 @@ class MatchesPattern(Options):
 
 
 class MatchesSchema(Options):
-    """A message is JSON of a form."""
+    """A message is JSON that matches a schema."""
 
     json_schema: dict[str, Any]
-    """The message (its last fenced block, or all of it) must be JSON that this schema accepts."""
+    """The message (its last fenced block, or all of it) must be JSON that is valid for this."""
 
     @field_validator("json_schema")
     @classmethod
@@ -174,24 +174,24 @@ class FormatConfig(Options):
         | Annotated[MatchesSchema, Case("MatchesSchema")],
         Discriminator(_kind_of_form),
     ]
-    """What a message must be: ``{tags: [think, answer]}``, these tags, each once, in this order and
-    with nothing between; ``{pattern: REGEX}``, which the whole of it must match (`.` stands for
-    line ends too); or ``{json_schema: SCHEMA}``, JSON that a schema accepts, alone or in a fenced
+    """The form of a message. ``{tags: [think, answer]}``: these tags, each once, in this order and
+    with nothing between them. ``{pattern: REGEX}``: the whole message must match (`.` also matches
+    line ends). ``{json_schema: SCHEMA}``: JSON that is valid for a schema, alone or in a fenced
     block."""
     messages: Literal["last", "every"] = "every"
-    """Whether the last message of the policy counts, or the share of them all that keep the
-    form."""
+    """``last``: the policy's last message is checked. ``every``: the value is the share of all its
+    messages that have the form."""
 
 
 class LengthPenaltyConfig(Options):
     """Options of ``rollart/LengthPenalty-v1``."""
 
     free: Count
-    """So much costs nothing."""
+    """Up to this length the reward is 0."""
     limit: PositiveInt
-    """From here on the reward is -1; between the two it falls evenly."""
+    """From this length on the reward is -1. Between the two it falls linearly."""
     unit: Literal["tokens", "words", "chars", "turns"] = "tokens"
-    """What is counted, over all that the policy said in the episode."""
+    """The unit of length, counted over all messages of the policy in the episode."""
 
     @model_validator(mode="after")
     def _ordered(self) -> LengthPenaltyConfig:
@@ -204,28 +204,28 @@ class MathConfig(AnswerConfig):
     """Options of ``rollart/Math-v1``."""
 
     cpu_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-    """Processor seconds for one comparison. An answer that needs more (it is the answer that
-    decides this, not how busy the machine is) has not been shown to be right, and is worth 0."""
+    """CPU seconds for one comparison. If an answer needs more, its value is 0. The answer decides
+    this, not the load of the machine."""
     memory_mib: Annotated[int, Field(ge=256, le=MOST)] = 1024
-    """Memory for the process that compares; an answer that needs more is worth 0 too."""
+    """Memory of the process that compares. If an answer needs more, its value is 0."""
     num_processes: PositiveInt = 2
-    """Most processes that compare at once; they are started when they are first needed."""
+    """Maximum number of processes that compare concurrently. They start when first needed."""
     decimals: Count = 6
-    """Numbers are compared after rounding to so many places."""
+    """Numbers are rounded to this number of decimal places before they are compared."""
     strict: bool = True
-    """Whether `(1, 2)` and `{1, 2}`, or `x` and `y`, differ."""
+    """Whether `(1, 2)` and `{1, 2}`, or `x` and `y`, are different."""
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Return a pattern, compiled.
+    """Return a compiled pattern.
 
     Raises:
-        ValueError: When it is none.
+        ValueError: If it is not a valid regular expression.
     """
     try:
         return re.compile(pattern)
     except re.error as e:
-        raise ValueError(f"{pattern!r} is no regular expression: {e}") from e
+        raise ValueError(f"{pattern!r} is not a valid regular expression: {e}") from e
 
 
 def _check_schema(schema: dict[str, Any]) -> None:
@@ -235,4 +235,4 @@ def _check_schema(schema: dict[str, Any]) -> None:
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as e:
-        raise ValueError(f"json_schema is none: {e.message}") from e
+        raise ValueError(f"json_schema is not a valid JSON schema: {e.message}") from e

@@ -1,4 +1,4 @@
-"""Options of the rewards that are made of other rewards. Never imports torch."""
+"""Options of the rewards that combine other rewards. Never imports torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Part(Options):
     """One part of a weighted reward."""
 
     reward: PluginRef
-    """The reward, by id or alias, with its options beside it."""
+    """The reward, by id or alias, with its options in the same mapping."""
     weight: Weight = 1.0
-    """What its value is multiplied by; negative: it is a cost."""
+    """Factor of its value. A negative weight makes it a cost."""
 
     @field_validator("reward")
     @classmethod
@@ -32,8 +32,8 @@ class WeightedConfig(Options):
     """Options of ``rollart/Weighted-v1``."""
 
     parts: Annotated[dict[str, Part], Field(min_length=1)]
-    """Name -> ``{reward: ..., weight: ...}``; the value is the sum of weight times value. All score
-    one episode at a time."""
+    """Name -> ``{reward: ..., weight: ...}``. The value is the sum of weight times value. Every
+    part must score one episode at a time."""
 
     @field_validator("parts")
     @classmethod
@@ -41,8 +41,8 @@ class WeightedConfig(Options):
         for name, part in parts.items():
             if spec_of(part.reward).group:
                 raise ValueError(
-                    f"{name}: {part.reward.id} sees whole groups, which takes "
-                    "rollart/WeightedGroup-v1 around it"
+                    f"{name}: {part.reward.id} scores whole groups; use rollart/WeightedGroup-v1 "
+                    "instead of rollart/Weighted-v1"
                 )
         return parts
 
@@ -51,15 +51,15 @@ class WeightedGroupConfig(Options):
     """Options of ``rollart/WeightedGroup-v1``."""
 
     parts: Annotated[dict[str, Part], Field(min_length=1)]
-    """Name -> ``{reward: ..., weight: ...}``; the value is the sum of weight times value. Parts may
-    see the whole group, or one episode at a time."""
+    """Name -> ``{reward: ..., weight: ...}``. The value is the sum of weight times value. Parts can
+    score the whole group, or one episode at a time."""
 
 
 class GroupRankConfig(Options):
     """Options of ``rollart/GroupRank-v1``."""
 
     of: PluginRef | None = None
-    """The reward by which siblings are ranked; none: the environment's own return."""
+    """The reward that ranks siblings. If not set, the environment's return is used."""
 
     @field_validator("of")
     @classmethod
@@ -71,9 +71,9 @@ class GroupLengthConfig(Options):
     """Options of ``rollart/GroupLength-v1``."""
 
     right: PluginRef | None = None
-    """The reward that says who was right; none: the environment's ``info["success"]``."""
+    """The reward that decides which answers are right. Default: ``info["success"]``."""
     right_from: Number = 1.0
-    """Its value from which on an answer counts as right."""
+    """An answer is right if the value of that reward is at least this."""
 
     @field_validator("right")
     @classmethod
@@ -82,24 +82,24 @@ class GroupLengthConfig(Options):
 
 
 def single(ref: PluginRef | None) -> PluginRef | None:
-    """Return a reward that scores one episode at a time, checked.
+    """Check and return a reward that scores one episode at a time.
 
     Raises:
-        ValueError: When there is no such reward, an option is wrong, or it sees whole groups.
+        ValueError: If the reward does not exist, an option is wrong, or it scores whole groups.
     """
     if ref is not None and spec_of(checked_ref(ref)).group:
-        raise ValueError(f"{ref.id} sees whole groups; it cannot stand here")
+        raise ValueError(f"{ref.id} scores whole groups; use a reward that scores one episode")
     return ref
 
 
 def checked_ref(ref: PluginRef) -> PluginRef:
-    """Return a reward whose id and options are sound.
+    """Check the id and options of a reward and return it.
 
     Raises:
-        ValueError: When there is no such reward, an option is wrong, or it is not stateless.
+        ValueError: If the reward does not exist, an option is wrong, or it is not stateless.
     """
     if not spec_of(ref).stateless:
-        raise ValueError(f"{ref.id} is not stateless, so it can be no part of another reward")
+        raise ValueError(f"{ref.id} is not stateless, so it cannot be part of another reward")
     problems = registry.option_problems("rewards", ref.id, ref.options)
     if problems:
         raise ValueError("; ".join(f"{ref.id}: {problem.within()}" for problem in problems))
@@ -107,14 +107,14 @@ def checked_ref(ref: PluginRef) -> PluginRef:
 
 
 def spec_of(ref: PluginRef) -> RewardSpec:
-    """Return what a reward says of itself.
+    """Return the spec of a reward.
 
     Raises:
-        ValueError: When there is none of that name.
+        ValueError: If there is no reward with that name.
     """
     try:
         found: Any = registry.spec("rewards", ref.id)
-    except Exception as e:  # pydantic wants a ValueError
+    except Exception as e:  # pydantic expects a ValueError
         raise ValueError(str(e)) from e
     assert isinstance(found, RewardSpec)
     return found

@@ -1,7 +1,7 @@
-"""The environment's own return, weighed against its success.
+"""The weighted sum of the environment's return and its success.
 
 Takes: one episode's request. Gives: ``return_weight * env_return + success_weight * success``.
-Never: reads the conversation, or takes an unknown success for a failure.
+Never: reads the conversation, or treats an unknown success as a failure.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from rollart_rewards.config import EnvReturnConfig
 
 
 class EnvReturn(Reward):
-    """Weighs return and success.
+    """Weight return and success.
 
     Args:
         return_weight: Weight of the sum of the environment's rewards.
-        success_weight: Weight of its success, 1 or 0.
+        success_weight: Weight of success, 1 or 0.
 
     Raises:
-        ValueError: When a weight is negative or not finite.
+        ValueError: If a weight is negative or not finite.
     """
 
     def __init__(self, *, return_weight: float = 1.0, success_weight: float = 0.0) -> None:
@@ -28,13 +28,13 @@ class EnvReturn(Reward):
         """Score one episode.
 
         Raises:
-            ValueError: When success has a weight and the environment says nothing of it.
+            ValueError: If success has a weight and the environment does not report it.
         """
         components = {"return": self.config.return_weight * request.env_return}
         if self.config.success_weight > 0:
             if request.success is None:
                 raise ValueError(
-                    f"{request.env_id} gave no info['success']; success_weight must be 0 then"
+                    f"{request.env_id} returned no info['success']; set success_weight to 0"
                 )
             components["success"] = self.config.success_weight * request.success
         return RewardResult(sum(components.values()), components)

@@ -1,6 +1,6 @@
-"""Is the answer, word for word, the right one?
+"""Check whether the answer equals the right one, word for word.
 
-Takes: one episode's request. Gives: 1 or 0. Never: guesses what was meant.
+Takes: one episode's request. Gives: 1 or 0. Never: guesses the meaning of an answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class ExactMatch(Reward):
-    """Compares texts; see the module.
+    """Compare texts; see the module.
 
     Args:
         options: The fields of :class:`ExactMatchConfig`.
@@ -33,7 +33,7 @@ class ExactMatch(Reward):
         """Score one episode.
 
         Raises:
-            ValueError: When the environment gives no right answer.
+            ValueError: If the environment provides no right answer.
         """
         wanted = {self._plain(one) for one in references(request, self.config.reference)}
         said = answer_part(request.answer, self.config.answer)
@@ -41,9 +41,9 @@ class ExactMatch(Reward):
         return RewardResult(float(right), {"found": float(said is not None)})
 
     def _plain(self, text: str) -> str:
-        """Return a text without what makes no difference.
+        """Return a text without the differences that are ignored.
 
-        All four together are the normalisation of SQuAD's evaluation (arXiv:1606.05250).
+        All four options together are the normalisation of SQuAD's evaluation (arXiv:1606.05250).
         """
         ignore = self.config.ignore
         if "case" in ignore:
@@ -55,7 +55,7 @@ class ExactMatch(Reward):
         return " ".join(text.split()) if "space" in ignore else text
 
     def examples(self) -> Sequence[RewardExample]:
-        """Return what it should answer, where the whole message is the answer."""
+        """Return examples with known values if the whole message is the answer."""
         if self.config != ExactMatchConfig():
             return (example("red", "red", 1.0),) if self.config.answer == "message" else ()
         return (

@@ -1,7 +1,7 @@
-"""Requests whose value is known, which `rollart check` scores.
+"""Requests with a known value, which `rollart check` scores.
 
-Takes: what the policy said, and what is right. Gives: requests. Never: stands for an environment
-that there is.
+Takes: an answer of the policy, and the right answer. Gives: requests. Never: refers to an
+environment that exists.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ def asked(answer: str, *, reference: object = None, **fields: Any) -> RewardRequ
     """Return the request of an episode of one turn.
 
     Args:
-        answer: What the policy said.
-        reference: What is right; None: the environment does not say.
-        fields: Others of the request.
+        answer: The policy's answer.
+        reference: The right answer. None: the environment provides none.
+        fields: Other fields of the request.
     """
     context = {} if reference is None else {"reference": reference}
     return RewardRequest(
@@ -42,5 +42,5 @@ def asked(answer: str, *, reference: object = None, **fields: Any) -> RewardRequ
 
 
 def example(answer: str, reference: object, value: float) -> RewardExample:
-    """Return an example of a reward that compares an answer with a right one."""
+    """Return an example for a reward that compares an answer with the right one."""
     return RewardExample((asked(answer, reference=reference),), (value,))

@@ -1,7 +1,7 @@
-"""Do the policy's messages have the form they should have?
+"""Check whether the policy's messages have the required form.
 
-Takes: one episode's request. Gives: 1 or 0 for the last message, or the share of all. Never: looks
-at whether an answer is right.
+Takes: one episode's request. Gives: 1 or 0 for the last message, or the share of all. Never: checks
+whether an answer is right.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollart_rewards.examples import asked
 
 
 class Format(Reward):
-    """Looks at the form of messages; see the module.
+    """Check the form of messages; see the module.
 
     Args:
         options: The fields of :class:`FormatConfig`.
@@ -33,17 +33,17 @@ class Format(Reward):
         """Score one episode.
 
         Raises:
-            ValueError: When the policy said nothing at all.
+            ValueError: If the policy wrote no message.
         """
         said = [m["content"] for m in request.messages if m["role"] == "assistant"]
         if not said:
-            raise ValueError("the policy said nothing: there is no form to look at")
+            raise ValueError("the policy wrote no message: there is no form to check")
         if self.config.messages == "last":
             said = said[-1:]
         return RewardResult(sum(map(self._fits, said)) / len(said))
 
     def examples(self) -> Sequence[RewardExample]:
-        """Return requests that it can score."""
+        """Return requests that this reward can score."""
         form = self.config.form
         tags = form.tags if isinstance(form, MadeOfTags) else ()
         well = "".join(f"<{tag}>x</{tag}>" for tag in tags)
@@ -63,7 +63,7 @@ def _test_of(config: FormatConfig) -> Callable[[str], bool]:
 
 
 def _is_made_of(text: str, tags: tuple[str, ...]) -> bool:
-    """Return whether a text is these tags, each once and in this order, with nothing between."""
+    """Return whether a text is these tags, each once, in this order, with nothing between them."""
     rest = text.strip()
     for tag in tags:
         opened, closed = f"<{tag}>", f"</{tag}>"

@@ -1,4 +1,4 @@
-"""Rewards that compare siblings: rank, length and diversity within the group.
+"""Rewards that compare siblings by rank, length or diversity within the group.
 
 Takes: the requests of one group, in order. Gives: one result for each. Never: compares across
 groups.
@@ -20,9 +20,9 @@ from rollart_rewards.parts import InnerReward
 
 
 class GroupRank(GroupReward):
-    """The share of its siblings that a member beats, a tie counting half.
+    """The share of its siblings that a member beats; a tie counts half.
 
-    It is what is left of a reward whose size means nothing, only its order. A member without
+    Use it for a reward of which only the order is meaningful, not the size. A member without
     siblings gets 0.5.
 
     Args:
@@ -43,24 +43,24 @@ class GroupRank(GroupReward):
         return [RewardResult(_share_beaten(v, values), {"ranked": v}) for v in values]
 
     def examples(self) -> Sequence[RewardExample]:
-        """Return a group with a tie, where nothing but the return counts."""
+        """Return a group with a tie, scored by the return only."""
         if self._of:
             return self._of.as_groups()
         group = tuple(asked("x", env_return=value) for value in (0.2, 0.9, 0.2))
         return (RewardExample(group, (0.25, 1.0, 0.25)),)
 
     def close(self) -> None:
-        """Close the reward that ranks; may be called twice."""
+        """Close the reward that ranks; can be called twice."""
         if self._of:
             self._of.close()
 
 
 class GroupLength(GroupReward):
-    """Shorter is better among siblings, and nobody is paid for being short and wrong.
+    """Shorter is better among siblings, but a short wrong answer gains nothing.
 
     The length reward of Kimi k1.5 (arXiv:2501.12599, section 2.3.3), in tokens of the policy:
-    ``0.5 - (length - shortest) / (longest - shortest)`` for who was right, at most 0 for the
-    others; 0 for all where all are equally long.
+    ``0.5 - (length - shortest) / (longest - shortest)`` for right answers, at most 0 for the
+    others; 0 for all if all have the same length.
 
     Args:
         options: The fields of :class:`GroupLengthConfig`.
@@ -74,7 +74,7 @@ class GroupLength(GroupReward):
         """Score all members.
 
         Raises:
-            ValueError: When the environment does not say who was right, and nobody else does.
+            ValueError: If neither the environment nor ``right`` decides which answers are right.
         """
         lengths = [request.num_loss_tokens for request in requests]
         shortest, spread = (
@@ -90,7 +90,7 @@ class GroupLength(GroupReward):
         return results
 
     def examples(self) -> Sequence[RewardExample]:
-        """Return a group of which one was wrong and short, where nobody else says who was right."""
+        """Return a group with one short wrong answer, unless ``right`` decides what is right."""
         if self._right:
             return self._right.as_groups()
         said = ((10, True), (30, True), (10, False))
@@ -98,7 +98,7 @@ class GroupLength(GroupReward):
         return (RewardExample(group, (0.5, -0.5, 0.0)),)
 
     def close(self) -> None:
-        """Close the reward that says who was right; may be called twice."""
+        """Close the reward that decides which answers are right; can be called twice."""
         if self._right:
             self._right.close()
 
@@ -107,16 +107,16 @@ class GroupLength(GroupReward):
             return [r.value >= self.config.right_from for r in self._right.score_all(requests)]
         if any(request.success is None for request in requests):
             env_id = requests[0].env_id
-            raise ValueError(f"{env_id} gave no info['success']; say with `right` who was right")
+            raise ValueError(f"{env_id} returned no info['success']; set `right` to a reward")
         return [bool(request.success) for request in requests]
 
 
 class GroupDiversity(GroupReward):
-    """How unlike its siblings' an answer is: the mean distance to them.
+    """The diversity of an answer: its mean distance to the answers of its siblings.
 
-    The distance of two texts is their Indel distance (insertions and deletions) as a share of both
-    lengths: 0 for equal texts, 1 for texts without a letter in common. A member without siblings
-    gets 1.
+    The distance of two texts is their Indel distance (insertions and deletions) divided by the sum
+    of their lengths: 0 for equal texts, 1 for texts without a common letter. A member without
+    siblings gets 1.
 
     Args:
         options: The fields of :class:`GroupDiversityConfig`.
@@ -138,14 +138,14 @@ class GroupDiversity(GroupReward):
         return results
 
     def examples(self) -> Sequence[RewardExample]:
-        """Return a group of two of a kind and one stranger, where the whole message counts."""
+        """Return a group of two equal answers and a different one, with values if known."""
         group = tuple(asked(text) for text in ("ab", "ab", "cd"))
         values = (0.5, 0.5, 1.0) if self.config.answer == "message" else None
         return (RewardExample(group, values),)
 
 
 def _share_beaten(value: float, values: Sequence[float]) -> float:
-    """Return the share of the others that ``value``, one of them, beats; ties count half."""
+    """Return the share of the other values that ``value`` is above; ties count half."""
     if len(values) < 2:
         return 0.5
     below = sum(other < value for other in values)

@@ -1,7 +1,7 @@
-"""A cost for saying too much.
+"""A penalty for long output.
 
-Takes: one episode's request. Gives: 0 up to ``free``, -1 from ``limit`` on, evenly falling between.
-Never: rewards anything; it is a part of a weighted reward.
+Takes: one episode's request. Gives: 0 up to ``free``, -1 from ``limit`` on, linear between them.
+Never: gives a positive reward; use it as a part of a weighted reward.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rollart_rewards.examples import asked
 
 
 class LengthPenalty(Reward):
-    """Counts what the policy said; see the module.
+    """Measure the length of the policy's output; see the module.
 
-    It is the soft overlong punishment of DAPO (arXiv:2503.14476, equation 13), with ``limit`` for
-    its L_max and ``limit - free`` for its L_cache.
+    This is the soft overlong punishment of DAPO (arXiv:2503.14476, equation 13), with ``limit`` as
+    its L_max and ``limit - free`` as its L_cache.
 
     Args:
         options: The fields of :class:`LengthPenaltyConfig`.
@@ -43,6 +43,6 @@ class LengthPenalty(Reward):
         return sum(len(text.split() if self.config.unit == "words" else text) for text in said)
 
     def examples(self) -> Sequence[RewardExample]:
-        """Return what it should answer to an episode without a word."""
+        """Return an example without any message, and one without a known value."""
         silent = asked("", num_turns=0, messages=())
         return (RewardExample((silent,), (0.0,)), RewardExample((asked("one two"),)))

@@ -1,13 +1,13 @@
-"""What a process does that compares mathematics: one comparison at a time, in its main thread.
+"""The process that compares mathematics: one comparison at a time, in its main thread.
 
 Takes: comparisons. Gives: ``right`` (and whether anything was ``found``), ``undecided`` or
-``refused``. Never: runs longer on one comparison than it is allowed, in processor time.
+``refused``. Never: uses more CPU time for one comparison than is allowed.
 
-sympy can be made to compute for ever by an answer of a few characters. A limit on time as a clock
-shows it would take right answers for wrong ones on a busy machine; processor time does not.
+An answer of a few characters can make sympy compute for ever. A wall-clock limit would turn right
+answers into wrong ones on a busy machine; a CPU time limit does not.
 
-Its coroutines wait for nothing: they are coroutines because those run in the main thread, where
-Python handles signals and the stack is largest.
+Its coroutines await nothing. They are coroutines because those run in the main thread, where Python
+handles signals and the stack is largest.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[|\\begin")
 
 
 class OutOfTime(BaseException):
-    """The comparison has used its processor time; no ``except Exception`` eats it."""
+    """The comparison has used its CPU time; ``except Exception`` does not catch it."""
 
 
 async def prepare() -> None:
-    """Import what compares, and compare something.
+    """Import math-verify and run one comparison.
 
     Raises:
-        Exception: When that does not work here.
+        Exception: If that fails here.
     """
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGPROF, _ring)
@@ -38,10 +38,10 @@ async def prepare() -> None:
 
 
 async def limited(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a comparison, which gets so much processor time and memory."""
+    """Run a comparison with limits on CPU time and memory, and return its result."""
     cpu_s, memory_bytes = request["cpu_s"], request["memory_bytes"]
     used = resource.getrusage(resource.RUSAGE_SELF)
-    # The signal is seen between two steps of Python; one long step is ended by the kernel.
+    # Python sees the signal between two steps; the kernel ends one long step.
     hard_s = int(used.ru_utime + used.ru_stime + 1.5 * cpu_s) + 2
     _set_limit(resource.RLIMIT_CPU, hard_s)
     _set_limit(resource.RLIMIT_AS, memory_bytes)
@@ -56,11 +56,11 @@ async def limited(request: dict[str, Any]) -> dict[str, Any]:
         return {"undecided": "depth"}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _set_limit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1])  # to answer
+        _set_limit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1])  # for the reply
 
 
 def compare(request: dict[str, Any]) -> dict[str, Any]:
-    """Return whether what was said equals one of the right answers."""
+    """Return whether the answer equals one of the right answers."""
     from math_verify import parse, verify
 
     wanted = []
@@ -85,9 +85,9 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def marked(text: str) -> str:
-    """Return a text that is mathematics and nothing else, marked as such.
+    """Return a text that is only mathematics, with math delimiters.
 
-    Unmarked, ``x + 3`` would be read as its last number.
+    Without delimiters, ``x + 3`` would be read as its last number.
     """
     return text if _MARKED.search(text) or _PLAIN_NUMBER.fullmatch(text) else f"${text}$"
 

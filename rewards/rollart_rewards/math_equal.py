@@ -1,10 +1,10 @@
-"""Is the answer mathematically the right one?
+"""Check whether the answer is mathematically equal to the right one.
 
-math-verify compares, in processes of its own that are started when first needed and kept for the
-next comparison: an answer may bring one down.
+math-verify compares in separate processes, because an answer can crash one. They start when first
+needed and are kept for later comparisons.
 
-Takes: one episode's request. Gives: 1 or 0. Never: takes a busy machine for a wrong answer, takes a
-process that could not be started for an answer, or leaves one behind.
+Takes: one episode's request. Gives: 1 or 0. Never: treats a busy machine as a wrong answer, treats
+a process that could not start as an answer, or leaves a process running.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from rollart_rewards.examples import example
 
 _START_S: Final = 120.0
 _SPENT: Final = frozenset({-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT})
-"""How a process ends that an answer has brought down: time, stack or memory."""
+"""Exit codes of a process that an answer has crashed: CPU time, stack or memory."""
 _PREPARE: Final = "rollart_rewards.math_child:prepare"
 _COMPARE: Final = "rollart_rewards.math_child:limited"
 _KNOWN: Final = {"wanted": ["1/2"], "said": "$0.5$"}
 _MAX_CHARS: Final = 20_000
-"""Of an answer; the end counts."""
+"""Maximum length of an answer; its end is kept."""
 _MIB: Final = 1 << 20
 
 
 class Math(Reward):
-    """Compares mathematics; see the module.
+    """Compare mathematics; see the module.
 
     Args:
         options: The fields of :class:`MathConfig`.
 
     Raises:
-        ConfigError: When math-verify is not installed.
+        ConfigError: If math-verify is not installed.
     """
 
     def __init__(self, **options: object) -> None:
@@ -51,14 +51,14 @@ class Math(Reward):
         if find_spec("math_verify") is None:
             raise ConfigError("math-verify is not installed: pip install 'rollart[math]'")
         self.processes = MathProcesses(self.config.num_processes)
-        """What compares."""
+        """The processes that compare."""
 
     def score(self, request: RewardRequest) -> RewardResult:
         """Score one episode.
 
         Raises:
-            ValueError: When the environment gives no right answer, or one that is no mathematics.
-            RuntimeError: When comparing does not work here.
+            ValueError: If the environment provides no right answer, or one that is not mathematics.
+            RuntimeError: If comparing does not work here.
         """
         config = self.config
         wanted = references(request, config.reference)
@@ -84,11 +84,11 @@ class Math(Reward):
         )
 
     def close(self) -> None:
-        """End the processes; may be called twice."""
+        """End the processes; can be called twice."""
         self.processes.close()
 
     def examples(self) -> Sequence[RewardExample]:
-        """Return what it should answer, where the whole message is the answer."""
+        """Return examples with known values if the whole message is the answer."""
         if self.config.answer != "message":
             return (example("nothing of the kind", "1/2", 0.0),)
         return (
@@ -99,34 +99,34 @@ class Math(Reward):
 
 
 class MathProcesses:
-    """A few processes that compare; they live on this process's background loop.
+    """A few processes that compare; they belong to the background event loop of this process.
 
     Args:
-        num_processes: Most at once; further callers wait.
+        num_processes: Maximum number of concurrent processes; further callers wait.
     """
 
     def __init__(self, num_processes: int) -> None:
         self._free = asyncio.Semaphore(num_processes)
         self._is_closed = False
         self.idle: list[WorkerProcess] = []
-        """Those that wait for the next comparison."""
+        """Processes that wait for the next comparison."""
         self._let_go = weakref.finalize(self, _let_go, self.idle)
 
     def compare(self, comparison: Mapping[str, Any], *, wall_s: float) -> dict[str, Any]:
-        """Return the answer to a comparison; from any thread.
+        """Return the result of a comparison; can be called from any thread.
 
         Args:
-            comparison: What the process is asked; see :mod:`rollart_rewards.math_child`.
-            wall_s: Seconds by the clock after which the machine, not the answer, is to blame.
+            comparison: The request to the process; see :mod:`rollart_rewards.math_child`.
+            wall_s: Wall-clock seconds after which the machine, not the answer, is the cause.
 
         Raises:
-            RuntimeError: When no process comes up, or it was killed from outside.
+            RuntimeError: If no process starts, or it was killed from outside.
             TimeoutError: After ``wall_s``.
         """
         return loop.run(self._compare(comparison, wall_s))
 
     def close(self) -> None:
-        """End the processes; may be called twice."""
+        """End the processes; can be called twice."""
         self._is_closed = True
         if self._let_go.detach() and self.idle:
             loop.run(_end(self.idle))
@@ -136,10 +136,10 @@ class MathProcesses:
             try:
                 return await self._ask(comparison, wall_s)
             except _BroughtDown:
-                # Was it the answer? A new process that can compare says so.
+                # The answer is the cause if a new process can compare.
                 known = await self._ask({**comparison, **_KNOWN}, wall_s)
                 if not known.get("right"):
-                    raise RuntimeError(f"1/2 is not 0.5 here: {known}") from None
+                    raise RuntimeError(f"1/2 is not equal to 0.5 here: {known}") from None
                 return {"undecided": "it brought the process down"}
 
     async def _ask(self, comparison: Mapping[str, Any], wall_s: float) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class MathProcesses:
                 answer: dict[str, Any] = await process.call(_COMPARE, dict(comparison))
             kept = not self._is_closed and answer.get("undecided") != "memory"
         except TimeoutError as e:
-            message = f"a comparison was not done within {wall_s:g} s by the clock"
+            message = f"a comparison did not finish within {wall_s:g} s of wall-clock time"
             raise TimeoutError(message) from e
         except WorkerDied as e:
             if e.exit_code in _SPENT:
@@ -165,7 +165,7 @@ class MathProcesses:
 
 
 class _BroughtDown(Exception):
-    """The process ended as one does that an answer was too much for."""
+    """The process ended with an exit code that an answer can cause."""
 
 
 async def _started() -> WorkerProcess:
@@ -183,7 +183,7 @@ async def _started() -> WorkerProcess:
 
 
 async def _end(processes: list[WorkerProcess]) -> None:
-    """Kill processes, and empty the list."""
+    """Kill the processes, and empty the list."""
     while processes:
         process = processes.pop()
         process.kill()
@@ -191,6 +191,6 @@ async def _end(processes: list[WorkerProcess]) -> None:
 
 
 def _let_go(idle: list[WorkerProcess]) -> None:
-    """End the processes of one who has forgotten to close them: anywhere, so it takes no lock."""
+    """Kill the processes of an object that was not closed; takes no lock, so any thread can."""
     while idle:
         idle.pop().kill()

@@ -1,10 +1,10 @@
-"""Is the answer's number the right one?
+"""Check whether the number in the answer is the right one.
 
-Takes: one episode's request. Gives: 1 or 0. Never: takes a right answer that is no number for a
+Takes: one episode's request. Gives: 1 or 0. Never: treats a right answer that is not a number as a
 wrong answer of the policy.
 
-The last number of the answer counts: `1,234.5`, `-3/4`, `1.2e3`. Currency, percent signs and units
-are passed over: `50%` equals 50, not 0.5. A dash with a blank behind it is no sign: `- 42` is 42.
+The last number of the answer is used: `1,234.5`, `-3/4`, `1.2e3`. Currency, percent signs and units
+are ignored: `50%` equals 50, not 0.5. A dash before a blank is not a sign: `- 42` is 42.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NUMBER = re.compile(
 )
 _MINUS = str.maketrans({"−": "-", "–": "-", "\u2009": "", "\u202f": ""})
 _ARITHMETIC = Context(prec=60, traps=[])
-"""Nothing traps: what is out of bounds becomes infinite or NaN, and equals nothing."""
+"""No trap is set: a result out of bounds becomes infinite or NaN, and equals nothing."""
 
 
 class Numeric(Reward):
-    """Compares numbers; see the module.
+    """Compare numbers; see the module.
 
     Args:
         options: The fields of :class:`NumericConfig`.
@@ -42,7 +42,7 @@ class Numeric(Reward):
         """Score one episode.
 
         Raises:
-            ValueError: When the environment gives no right answer, or one that is no number.
+            ValueError: If the environment provides no right answer, or one that is not a number.
         """
         wanted = [self._wanted(text) for text in references(request, self.config.reference)]
         said = last_number(answer_part(request.answer, self.config.answer) or "")
@@ -52,7 +52,7 @@ class Numeric(Reward):
     def _wanted(self, text: str) -> Decimal:
         found = last_number(text)
         if found is None:
-            raise ValueError(f"the right answer {text!r:.80} is no number")
+            raise ValueError(f"the right answer {text!r:.80} is not a number")
         return found
 
     def _is_near(self, said: Decimal, wanted: Decimal) -> bool:
@@ -65,7 +65,7 @@ class Numeric(Reward):
         return bool(apart.is_finite() and limit.is_finite() and apart <= limit)
 
     def examples(self) -> Sequence[RewardExample]:
-        """Return what it should answer, where the whole message is the answer."""
+        """Return examples with known values if the whole message is the answer."""
         if self.config.answer != "message":
             return (example("nothing of the kind", 1, 0.0),)
         return (
@@ -77,7 +77,7 @@ class Numeric(Reward):
 
 
 def last_number(text: str) -> Decimal | None:
-    """Return the last number in a text; None where there is none, or none that is finite."""
+    """Return the last number in a text; None if there is none, or it is not finite."""
     found = list(_NUMBER.finditer(text.translate(_MINUS)))
     if not found:
         return None

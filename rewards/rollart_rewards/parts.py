@@ -1,7 +1,7 @@
-"""A reward inside another one: built, asked, and held to its contract there too.
+"""A reward inside another one, built and checked against its contract.
 
 Takes: a reward's reference. Gives: its results for one episode or a group. Never: passes on a value
-that is not finite or outside the part's own range.
+that is not finite or is outside the range of that reward.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class InnerReward:
 
     Args:
         ref: The reward, by id or alias, with its options.
-        name: What messages call it.
+        name: Its name in messages.
 
     Raises:
-        UserError: When it cannot be built.
+        UserError: If it cannot be built.
     """
 
     def __init__(self, ref: PluginRef, name: str) -> None:
@@ -35,7 +35,7 @@ class InnerReward:
         """Score one episode.
 
         Raises:
-            ValueError: When its answer is outside its contract; and what it raises itself.
+            ValueError: If its result violates its contract. Its own errors are passed on.
         """
         assert isinstance(self._reward, Reward)
         result = self._reward.score(request)
@@ -43,7 +43,7 @@ class InnerReward:
         return result
 
     def score_all(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
-        """Score a group, together or one by one."""
+        """Score a group, as a whole or one by one."""
         if isinstance(self._reward, Reward):
             return [self.score(request) for request in requests]
         results = self._reward.score_group(requests)
@@ -60,12 +60,12 @@ class InnerReward:
         return tuple(examples()) if callable(examples) else ()
 
     def as_groups(self) -> Sequence[RewardExample]:
-        """Return requests of the reward's own examples, as a group that it can score."""
+        """Return the requests of the reward's examples as one group that it can score."""
         requests = tuple(request for one in self.examples() for request in one.requests)
         return (RewardExample(requests),) if requests else ()
 
     def close(self) -> None:
-        """Close the reward, where it has something to close."""
+        """Close the reward if it has a ``close`` method."""
         close = getattr(self._reward, "close", None)
         if callable(close):
             close()
@@ -76,10 +76,10 @@ class WeightedParts:
 
     Args:
         parts: Name -> reward and weight.
-        most: Largest absolute value that the sum may come to.
+        most: Largest allowed absolute value of the sum.
 
     Raises:
-        ValueError: When the sum could come to more.
+        ValueError: If the sum can be larger.
     """
 
     def __init__(self, parts: Mapping[str, Part], most: float) -> None:
@@ -88,14 +88,14 @@ class WeightedParts:
         ]
         reach = sum(abs(w) * max(map(abs, part.range)) for part, w in self._parts)
         if reach > most:
-            raise ValueError(f"these weights could make a reward of {reach:g}; most is {most:g}")
+            raise ValueError(f"the weighted sum can reach {reach:g}; the maximum is {most:g}")
 
     def score(self, request: RewardRequest) -> RewardResult:
         """Return the weighted sum of one episode."""
         return self._sum([part.score(request) for part, _ in self._parts])
 
     def examples(self) -> Sequence[RewardExample]:
-        """Return requests that each part can score, as far as one part's examples are that."""
+        """Return the examples of parts, as far as all parts can score them."""
         found = [e for part, _ in self._parts for e in part.examples()]
         return [RewardExample(e.requests) for e in found if self._can_score(e.requests)]
 

@@ -1,6 +1,6 @@
-"""Is a pattern found in what the policy said last?
+"""Check whether a pattern matches in the policy's last message.
 
-Takes: one episode's request. Gives: 1 or 0. Never: searches a text longer than allowed.
+Takes: one episode's request. Gives: 1 or 0. Never: searches a text longer than ``max_chars``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollart_rewards.examples import asked
 
 
 class Regex(Reward):
-    """Searches for a pattern; see the module.
+    """Search for a pattern; see the module.
 
     Args:
         options: The fields of :class:`RegexConfig`.
@@ -35,5 +35,5 @@ class Regex(Reward):
         return RewardResult(float(self._pattern.search(said) is not None))
 
     def examples(self) -> Sequence[RewardExample]:
-        """Return a request without a right answer, which is not needed."""
+        """Return requests without a right answer, which this reward does not need."""
         return (RewardExample((asked("red"),)), RewardExample((asked(""),)))

@@ -1,6 +1,6 @@
 """The built-in reward functions.
 
-Takes: ``rollart.yaml`` beside it. Gives: the specs. Never: imports a reward.
+Takes: ``rollart.yaml`` in the same folder. Gives: the specs. Never: imports a reward.
 """
 
 from rollart_core.contracts.reward import RewardSpec

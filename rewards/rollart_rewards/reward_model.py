@@ -1,10 +1,10 @@
-"""A learned reward model: a sequence classifier of transformers over the whole conversation.
+"""A learned reward model: a transformers sequence classifier of the whole conversation.
 
-Takes: one episode's request. Gives: its output, brought to the range from 0 to 1. Never: imports
-torch before the first score, loads a model twice in a process, or runs code that came with one.
+Takes: one episode's request. Gives: its output, mapped to the range from 0 to 1. Never: imports
+torch before the first score, loads a model twice in a process, or runs code of a model.
 
-Calls from several threads that come together are scored together: whoever comes first takes all
-that wait along.
+Concurrent calls from several threads are scored in one batch: the first caller scores all
+conversations that wait.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _Waiting = tuple[tuple[dict[str, str], ...], Future[float]]
 
 
 class RewardModel(Reward):
-    """Asks a classifier; see the module.
+    """Score with a classifier; see the module.
 
     Args:
         options: The fields of :class:`RewardModelConfig`.
 
     Raises:
-        ConfigError: When torch or transformers is not installed.
+        ConfigError: If torch or transformers is not installed.
     """
 
     def __init__(self, **options: object) -> None:
@@ -47,8 +47,8 @@ class RewardModel(Reward):
         """Score one episode.
 
         Raises:
-            OSError: When there is no such model.
-            ValueError: When it is no classifier of this kind, or its output is not finite.
+            OSError: If the model does not exist.
+            ValueError: If it is not a classifier of this kind, or its output is not finite.
         """
         talk = tuple({"role": m["role"], "content": m["content"]} for m in request.messages)
         future: Future[float] = Future()
@@ -61,16 +61,16 @@ class RewardModel(Reward):
         return RewardResult(self._value(output), {"output": output})
 
     def _value(self, output: float) -> float:
-        """Return an output as a value; a share of a softmax is one already."""
+        """Return an output as a value; a softmax share is already one."""
         assert self._classifier
         if self._classifier.num_labels > 1:
             return output
         x = (output - self.config.center) / self.config.scale
-        # The logistic function, without an overflow on either side.
+        # The logistic function, written so that neither side overflows.
         return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
     def _score_next(self) -> None:
-        """Score the next batch of all that wait; each hears of its own output or failure."""
+        """Score the next batch of waiting calls; each gets its own output or the failure."""
         batch = [
             self._waiting.popleft() for _ in range(min(self.config.max_batch, len(self._waiting)))
         ]
@@ -109,13 +109,13 @@ class _Classifier:
         self.model, loading = AutoModelForSequenceClassification.from_pretrained(
             config.model, dtype=dtype, output_loading_info=True, **where
         )
-        if missing := sorted(loading["missing_keys"]):  # transformers would draw them at random
-            raise ValueError(f"{config.model} is no sequence classifier: it lacks {missing[0]}")
+        if missing := sorted(loading["missing_keys"]):  # transformers would initialise them
+            raise ValueError(f"{config.model} is not a sequence classifier: no {missing[0]}")
         self.model.to(config.device).eval()
         self.config = config
         self.num_labels = int(self.model.config.num_labels)
         if config.label >= self.num_labels:
-            raise ValueError(f"label {config.label} of a model with {self.num_labels} outputs")
+            raise ValueError(f"label {config.label} is not one of {self.num_labels} outputs")
         limits = (
             config.max_tokens,
             getattr(self.model.config, "max_position_embeddings", None) or config.max_tokens,
@@ -125,9 +125,9 @@ class _Classifier:
         self.pad_id: int | None = self.model.config.pad_token_id
 
     def outputs(self, talks: Sequence[tuple[dict[str, str], ...]]) -> list[float]:
-        """Return the output of each conversation; with several labels its share of the softmax."""
+        """Return the output of each conversation; with several labels, the softmax share."""
         rows = [self._tokens(talk) for talk in talks]
-        if self.pad_id is None:  # the model could not tell padding from the end of a row
+        if self.pad_id is None:  # the model could not distinguish padding from tokens
             return [self._forward([row])[0] for row in rows]
         return self._forward(rows)
 
@@ -150,7 +150,7 @@ class _Classifier:
         return column
 
     def _tokens(self, talk: tuple[dict[str, str], ...]) -> list[int]:
-        """Return the tokens of a conversation, the last ones if there are too many."""
+        """Return the tokens of a conversation; only the last ones if there are too many."""
         is_chat = bool(self.tokenizer.chat_template)
         text = (
             self.tokenizer.apply_chat_template(list(talk), tokenize=False)
@@ -159,7 +159,7 @@ class _Classifier:
         )
         found: list[int] = self.tokenizer(
             text,
-            add_special_tokens=not is_chat,  # a template writes its own
+            add_special_tokens=not is_chat,  # a chat template adds its own
             truncation=True,
             max_length=self.max_tokens,
         )["input_ids"]

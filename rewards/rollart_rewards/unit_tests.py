@@ -1,11 +1,11 @@
-"""Does the policy's program pass the tests? They run in a box.
+"""Check whether the policy's program passes the tests, in a sandbox.
 
-The environment hands them over in ``reward_context["tests"]``: tests in Python, or inputs with
+The environment provides the tests in ``reward_context["tests"]``: tests in Python, or inputs with
 their outputs.
 
 Takes: one episode's request; the program is the last fenced block of the policy's last message.
-Gives: 1 or 0, or the share of tests that pass. Never: runs a program outside of a box, or takes a
-broken box for a wrong program.
+Gives: 1 or 0, or the share of tests that pass. Never: runs a program outside a sandbox, or treats a
+broken sandbox as a wrong program.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _SOUND_SOURCE = "def same(x):\n    return x\n"
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """What came of a program's tests."""
+    """The result of a program's tests."""
 
     passed: int
     num_tests: int
     silenced: bool = False
-    """Whether what runs the tests gave no answer: for the program's fault, or the box's."""
+    """Whether the test runner gave no answer, because of the program or of the sandbox."""
 
 
 class UnitTests(Reward):
-    """Runs tests; see the module.
+    """Run tests; see the module.
 
     Args:
         options: The fields of :class:`UnitTestsConfig`.
@@ -65,14 +65,14 @@ class UnitTests(Reward):
         """Score one episode.
 
         Raises:
-            ValueError: When the environment gives no tests, or none that can be read.
-            RewardFailure: When the box failed.
+            ValueError: If the environment provides no tests, or none that can be read.
+            RewardFailure: If the sandbox failed.
         """
         tests = read_tests(context_of(request, self.config.tests))
         try:
             passed, num_tests = loop.run(self._run(tests, last_block(request.answer)))
         except SandboxFailure as e:
-            failure = RewardFailure(f"the box of the unit tests: {e}", boundary="reward.box")
+            failure = RewardFailure(f"the sandbox of the unit tests: {e}", boundary="reward.box")
             failure.retryable = e.retryable
             raise failure from e
         value = passed / num_tests if self.config.credit == "share" else passed == num_tests
@@ -81,7 +81,7 @@ class UnitTests(Reward):
         )
 
     def examples(self) -> Sequence[RewardExample]:
-        """Return a right program, a wrong one, and none, by tests of both forms."""
+        """Return a right program, no program, and a program for inputs, with both test forms."""
         python = {"entry_point": "twice", "test": ["assert twice(2) == 4", "assert twice(0) == 0"]}
         cases = {"inputs": ["2\n", "0\n"], "outputs": ["4", "0"]}
         right = "```python\ndef twice(x):\n    return 2 * x\n```"
@@ -96,11 +96,11 @@ class UnitTests(Reward):
         )
 
     def close(self) -> None:
-        """Let go of the boxes; may be called twice."""
+        """Release the sandboxes; can be called twice."""
         self._end()
 
     async def _run(self, tests: PythonTests | CaseTests, source: str) -> tuple[int, int]:
-        """Return how many tests pass, of how many."""
+        """Return the number of tests that pass, and the number of tests."""
         box = await self._boxes.take()
         try:
             python = self.config.python or await find_python(box)
@@ -110,7 +110,7 @@ class UnitTests(Reward):
                 ran = await self._run_python(box, tests, source, python)
         finally:
             await self._boxes.give_back(box)
-        if ran.silenced:  # the first box is back: who holds one does not wait for another
+        if ran.silenced:  # the first sandbox is returned: never wait for one while holding another
             await self._expect_sound(python)
         return ran.passed, ran.num_tests
 
@@ -145,10 +145,10 @@ class UnitTests(Reward):
         return _Ran(passed, len(inputs))
 
     async def _expect_sound(self, python: str) -> None:
-        """Raise unless tests work in a box that no program has been in.
+        """Raise an error unless tests work in a sandbox that has run no program.
 
         Raises:
-            SandboxFailure: They do not.
+            SandboxFailure: If they do not.
         """
         box = await self._boxes.take()
         try:
@@ -158,7 +158,7 @@ class UnitTests(Reward):
             await self._boxes.give_back(box)
         if found.verdict != "passed":
             raise SandboxFailure(
-                f"a sound program is judged {found.verdict} in a fresh box: {found.reason}",
+                f"a correct program is judged {found.verdict} in a new sandbox: {found.reason}",
                 boundary="reward.box",
             )
 
@@ -169,14 +169,14 @@ def _let_go(boxes: SandboxSource) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PythonTests:
-    """Tests that are Python: they call the function, and raise when it is wrong."""
+    """Tests in Python: they call the function, and raise an exception if it is wrong."""
 
     tests: tuple[HiddenTest, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CaseTests:
-    """Tests that are inputs and outputs."""
+    """Tests that consist of inputs and outputs."""
 
     inputs: tuple[object, ...]
     outputs: tuple[object, ...]
@@ -184,15 +184,15 @@ class CaseTests:
 
 
 def read_tests(given: object) -> PythonTests | CaseTests:
-    """Return the tests that an environment hands over.
+    """Return the tests that an environment provides.
 
     Args:
-        given: ``{"entry_point", "test", "setup"}``, where ``test`` is source or a list of it (one
-            ``assert`` each, as MBPP has them; a ``check(candidate)`` is called, as HumanEval's
-            is); or ``{"inputs", "outputs", "entry_point"}``, as APPS has them.
+        given: ``{"entry_point", "test", "setup"}``, where ``test`` is source or a list of sources
+            (one ``assert`` each, as in MBPP; a ``check(candidate)`` is called, as in HumanEval);
+            or ``{"inputs", "outputs", "entry_point"}``, as in APPS.
 
     Raises:
-        ValueError: When it is neither, or has no tests.
+        ValueError: If it is neither, or has no tests.
     """
     raw = _parsed(given)
     name = raw.get("entry_point", raw.get("fn_name")) or ""
@@ -203,12 +203,12 @@ def read_tests(given: object) -> PythonTests | CaseTests:
     tests = raw.get("test")
     several = tests if isinstance(tests, list) else [tests]
     if not several or not all(isinstance(one, str) and one.strip() for one in several):
-        raise ValueError("the tests have neither a `test` with source nor `inputs`")
+        raise ValueError("the tests need a `test` with source, or `inputs` and `outputs`")
     if not name.isidentifier():
         raise ValueError(f"the tests' entry_point is {name!r:.60}, not the name of a function")
     setup = raw.get("setup") or ""
     if not isinstance(setup, str):
-        raise ValueError("the tests' setup is no text")
+        raise ValueError("the setup of the tests is not a text")
     return PythonTests(tuple(_python_test(str(one), name, setup) for one in several))
 
 
@@ -216,10 +216,10 @@ def is_right(output: str, wanted: object, *, is_json: bool, abs_tol: float) -> b
     """Return whether a program's output is the right one.
 
     Args:
-        output: What it printed, or its result as JSON.
-        wanted: What is right: a text, or any JSON.
+        output: The printed text, or the result as JSON.
+        wanted: The right output: a text, or any JSON value.
         is_json: Whether the output is the result of a function.
-        abs_tol: How far numbers may be apart.
+        abs_tol: Allowed absolute difference of numbers.
     """
     if is_json:
         try:
@@ -235,12 +235,12 @@ def is_right(output: str, wanted: object, *, is_json: bool, abs_tol: float) -> b
 
 
 def _parsed(given: object) -> Mapping[str, Any]:
-    """Return the tests as an object; data sets often hold them as text."""
+    """Return the tests as an object; data sets often store them as text."""
     if isinstance(given, str):
         try:
             given = json.loads(given)
         except (ValueError, RecursionError) as e:
-            raise ValueError(f"the tests are a text that is no JSON: {e}") from e
+            raise ValueError(f"the tests are a text that is not JSON: {e}") from e
     if not isinstance(given, Mapping):
         raise ValueError(f"the tests are {given!r:.60}, not an object")
     return given
@@ -249,12 +249,12 @@ def _parsed(given: object) -> Mapping[str, Any]:
 def _cases(raw: Mapping[str, Any], name: str) -> CaseTests:
     inputs, outputs = raw["inputs"], raw.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs:
-        raise ValueError("the tests' inputs and outputs are not lists with something in them")
+        raise ValueError("the inputs and outputs of the tests must be lists that are not empty")
     if len(inputs) != len(outputs):
         raise ValueError(f"the tests have {len(inputs)} inputs and {len(outputs)} outputs")
     if name:
         if not all(isinstance(one, list) for one in inputs):
-            raise ValueError("the inputs of a function are lists of arguments")
+            raise ValueError("each input of a function must be a list of arguments")
         return CaseTests(tuple(inputs), tuple(outputs), name)
     joined = ("\n".join(map(str, one)) if isinstance(one, list) else str(one) for one in inputs)
     return CaseTests(tuple(joined), tuple(outputs))

@@ -1,8 +1,8 @@
-"""Several rewards, weighed and added.
+"""A weighted sum of several rewards.
 
-Takes: one episode's request, or those of a group. Gives: the sum of weight times value, and every
-part's value as a component. Never: adds what a part has said outside its own range, or leaves out a
-part that failed: then the whole has failed.
+Takes: one episode's request, or those of a group. Gives: the sum of weight times value, and the
+value of every part as a component. Never: adds a value that is outside the range of its part, or
+leaves out a part that failed: the whole reward fails then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST: Final = 100.0
 
 
 class _OfParts:
-    """What both have beside their way of scoring."""
+    """Common base of both weighted rewards."""
 
     _parts: WeightedParts
 
@@ -29,19 +29,19 @@ class _OfParts:
         return self._parts.examples()
 
     def close(self) -> None:
-        """Close the parts; may be called twice."""
+        """Close the parts; can be called twice."""
         self._parts.close()
 
 
 class Weighted(_OfParts, Reward):
-    """Rewards that each score one episode; see the module.
+    """A weighted sum of rewards that score one episode each; see the module.
 
     Args:
         options: The fields of :class:`WeightedConfig`.
 
     Raises:
-        UserError: When a part cannot be built.
-        ValueError: When the sum could leave the range.
+        UserError: If a part cannot be built.
+        ValueError: If the sum can leave the range.
     """
 
     def __init__(self, **options: object) -> None:
@@ -53,14 +53,14 @@ class Weighted(_OfParts, Reward):
 
 
 class WeightedGroup(_OfParts, GroupReward):
-    """Rewards of which some see the whole group; see the module.
+    """A weighted sum of rewards of which some score the whole group; see the module.
 
     Args:
         options: The fields of :class:`WeightedGroupConfig`.
 
     Raises:
-        UserError: When a part cannot be built.
-        ValueError: When the sum could leave the range.
+        UserError: If a part cannot be built.
+        ValueError: If the sum can leave the range.
     """
 
     def __init__(self, **options: object) -> None:

@@ -1,8 +1,8 @@
-"""The command line: parse, call, print; no logic of its own.
+"""The command line: parse arguments, call the code, print the result; no other logic.
 
-Takes: ``sys.argv``. Gives: an exit code: 0 when it did what was asked, 1 when it could not (with
-one line on stderr for what a person can mend), 2 for a command line that does not parse.
-Never: imports a command before it is called, nor a plugin to show ``--help``.
+Takes: ``sys.argv``. Gives: an exit code: 0 for success, 1 for failure (with one line on stderr that
+says what the user can fix), 2 for a command line that does not parse. Never: imports a command
+before it is called, or a plugin to show ``--help``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     except Exception as e:
         from rollart_core.errors import RollartError, first_line
 
-        # An OSError that names a file is of a file that was named on the command line.
+        # An OSError with a file name refers to a file given on the command line.
         said = str(e) if isinstance(e, RollartError) else None
         if isinstance(e, OSError) and e.filename is not None:
             said = f"{first_line(str(e.filename), 200)}: {e.strerror}"
@@ -50,9 +50,9 @@ def main() -> None:
 
 
 def _listed(arguments: Sequence[str]) -> bool:
-    """Answer a plain ``rollart list``, for which importing typer would take as long as the rest.
+    """Run a plain ``rollart list`` without typer, whose import takes as long as the rest.
 
-    Whatever else is asked, help and mistakes included, is typer's.
+    Typer handles all other arguments, including help and mistakes.
     """
     kinds = [argument for argument in arguments[1:] if argument != "--json"]
     if arguments[:1] != ["list"] or len(kinds) > 1 or any(k.startswith("-") for k in kinds):

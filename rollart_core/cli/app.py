@@ -1,7 +1,7 @@
-"""The typer app: commands known by name, and imported when they are called.
+"""The typer app: it has the commands' names, and imports a command when it is called.
 
 Takes: the command line. Gives: the command's own behaviour. Never: imports a command before it is
-called, nor a plugin to show ``--help``.
+called, or a plugin to show ``--help``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollart_core.cli.commands import COMMANDS
 
 
 class LazyGroup(TyperGroup):
-    """A group that knows its commands by name and summary, and imports one when it is called."""
+    """A group with names and summaries of commands, which imports a command when it is called."""
 
     def __init__(self, **attrs: Any) -> None:
         super().__init__(**attrs)
@@ -24,7 +24,7 @@ class LazyGroup(TyperGroup):
             self.add_command(TyperCommand(name=name, help=command.summary))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the command itself, where the help only has its summary."""
+        """Return the command itself; the help needs only its summary."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             self._add_plugin_commands()
         name, command, rest = super().resolve_command(ctx, args)
@@ -34,7 +34,7 @@ class LazyGroup(TyperGroup):
         return name, command, rest
 
     def _add_plugin_commands(self) -> None:
-        """Add what plugins bring; an unknown name is then refused as usual."""
+        """Add the commands of plugins. An unknown name is then rejected as usual."""
         from rollart_core.plugins.manager import plugins
 
         for name, registered in plugins().registered("commands").items():
@@ -51,16 +51,16 @@ class _LazyPluginCommand(TyperCommand):
     def make_context(
         self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """Hand over to the command itself."""
+        """Return the context of the command itself."""
         command = _imported(str(self.name), self._entry, None)
         return command.make_context(info_name, args, parent=parent, **extra)
 
 
 def _entry_point(name: str) -> str:
-    """Return where the code of one of RollArt's own commands is.
+    """Return the entry point of one of RollArt's own commands.
 
     Raises:
-        PluginError: When the plugin that brings it is not installed, or broken.
+        PluginError: If the plugin that provides it is not installed, or is broken.
     """
     if (own := COMMANDS[name].entry_point) is not None:
         return own
@@ -69,7 +69,7 @@ def _entry_point(name: str) -> str:
 
     registered = plugins().registered("commands").get(name)
     if registered is None:
-        raise PluginError(f"no working plugin brings the command {name!r}, see `rollart list`")
+        raise PluginError(f"no working plugin provides the command {name!r}, see `rollart list`")
     return registered.spec.entry_point
 
 
@@ -95,13 +95,13 @@ def _version(asked: bool) -> None:
 
 def build_app() -> typer.Typer:
     """Return the typer app."""
-    # Plain help: rich's panels take a tenth of a second to import.
+    # Plain help, because importing rich's panels takes a tenth of a second.
     app = typer.Typer(
         cls=LazyGroup,
         add_completion=False,
         no_args_is_help=True,
         rich_markup_mode=None,
-        # Commands take it over from the context they are called in.
+        # Commands inherit it from their parent context.
         context_settings={"help_option_names": ["--help", "-h"]},
     )
 
@@ -111,14 +111,14 @@ def build_app() -> typer.Typer:
             False, "--version", callback=_version, is_eager=True, help="Show the version."
         ),
     ) -> None:
-        """Train LLM agents with reinforcement learning; every part is a plugin.
+        """Train LLM agents with reinforcement learning; every component is a plugin.
 
-        Plugins add commands of their own, such as swe and serve-reward: `rollart list commands`.
+        Plugins add further commands, such as swe and serve-reward: `rollart list commands`.
         """
 
     return app
 
 
 def run_app() -> None:
-    """Run the command line and exit, except by an error that is to be told in a line."""
+    """Run the command line and exit; errors that are printed as one line are raised."""
     typer.main.get_command(build_app())(prog_name="rollart")

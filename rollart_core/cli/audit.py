@@ -1,7 +1,7 @@
-"""``rollart audit``: the journal's account of every ticket of a run.
+"""``rollart audit``: account for every ticket of a run from its journal.
 
-Takes: a run directory, of a run that has ended or goes on. Gives: a table or JSON, and exit code 1
-when a promise was broken. Never: writes to the journal, or judges; ``engine/audit.py`` does.
+Takes: a run directory, of a finished or a live run. Gives: a table or JSON, and exit code 1 if an
+invariant was violated. Never: writes to the journal, or judges it; ``store/audit.py`` does.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from rollart_core.store.audit import AuditReport
 
 MOST_SHOWN = 20
-"""Violations that are printed; ``--json`` has all."""
+"""Maximum number of violations that are printed; ``--json`` has all."""
 
 
 def audit(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Account for every ticket of a run, from its journal: also while it goes on.
+    """Account for every ticket of a run from its journal. The run may still be running.
 
-    Exit code 1 when a promise was broken.
+    The exit code is 1 if an invariant was violated.
 
     Example: rollart audit runs/webshop-20260101-120000
     """
@@ -39,35 +39,35 @@ def audit(
     else:
         print_table(f"{run_dir}", ("", "", ""), list(_rows(found)))
         for violation in found.violations[:MOST_SHOWN]:
-            typer.echo(f"Broken: {violation}")
+            typer.echo(f"Violated: {violation}")
         if len(found.violations) > MOST_SHOWN:
-            typer.echo(f"... and {len(found.violations) - MOST_SHOWN} more; --json has them all.")
+            typer.echo(f"... and {len(found.violations) - MOST_SHOWN} more; --json shows all.")
         if found.ok:
-            typer.echo("No promise was broken.")
+            typer.echo("No invariant was violated.")
     if not found.ok:
         raise typer.Exit(1)
 
 
 def _rows(found: AuditReport) -> Iterator[tuple[str, str, str]]:
-    still = "it is going on, or was cut off: --resume goes on with it"
+    still = "still running or interrupted; --resume continues it"
     yield "ended", "", found.ended or still
     yield "tickets", f"{found.num_tickets}", ""
-    yield "  trained", f"{found.trained}", "once each, in the lineage of the newest weights"
+    yield "  trained", f"{found.trained}", "once each, in the history of the newest weights"
     yield from _kinds("  dropped", found.dropped)
     if found.discarded_by_guard:
-        detail = "trained in batches that the guard undid, and not again"
+        detail = "trained only in batches that the guard undid"
         yield "  discarded", f"{found.discarded_by_guard}", detail
     yield from _kinds("  aborted", found.aborted)
     yield from _kinds("  lost", found.lost)
     if found.open:
-        yield "  open", f"{found.open}", "running, waiting, or to be done again by a resume"
-    yield "retried", f"{found.retried}", "tickets of which an attempt failed and another followed"
-    yield "rolled back", f"{found.rolled_back}", "tickets that were in a batch that was undone"
+        yield "  open", f"{found.open}", "running, waiting, or to be repeated after a resume"
+    yield "retried", f"{found.retried}", "tickets with another attempt after a failed one"
+    yield "rolled back", f"{found.rolled_back}", "tickets in a batch that was undone"
     yield "attempts", f"{found.attempts}", ""
     yield from _kinds("  failed", found.failures)
     if found.unrecorded:
-        yield "  unrecorded", f"{found.unrecorded}", "still running, or cut off by a kill"
-    yield "batches", f"{found.batches}", f"and {found.batches_rolled_back} that were rolled back"
+        yield "  unrecorded", f"{found.unrecorded}", "still running, or interrupted by a kill"
+    yield "batches", f"{found.batches}", f"and {found.batches_rolled_back} rolled back"
     for i, why in enumerate(found.guard):
         yield "guard tripped" if i == 0 else "", "", why
     for i, why in enumerate(found.went_back):

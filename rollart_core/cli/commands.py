@@ -1,9 +1,9 @@
-"""RollArt's own commands, in the order of ``--help``; other plugins add theirs behind them.
+"""RollArt's own commands, in the order of ``--help``; commands of other plugins follow.
 
-Takes: nothing. Gives: each command's summary, and where its code is. Never: imports a command.
+Takes: nothing. Gives: each command's summary and entry point. Never: imports a command.
 
-The code of some comes from RollArt's plugins, by the hook ``rollart_commands``. Their summaries are
-here as well, so that ``--help`` loads no plugin.
+Plugins of RollArt provide some commands through the hook ``rollart_commands``. Their summaries are
+also here, so that ``--help`` loads no plugin.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Command(NamedTuple):
     """A command that is imported when it is called."""
 
     entry_point: str | None
-    """``module:function`` or ``module:app`` (a typer app with commands of its own); None: a plugin
-    of RollArt says it."""
+    """``module:function`` or ``module:app`` (a typer app with subcommands). None: a plugin of
+    RollArt provides it."""
     summary: str
     example: str
 
@@ -26,7 +26,7 @@ _HERE = "rollart_core.cli"
 COMMANDS: dict[str, Command] = {
     "run": Command(
         f"{_HERE}.run:run",
-        "Train a policy as a config file says.",
+        "Train a policy with a config file.",
         "rollart run examples/hello.yaml trainer.lr=1e-4",
     ),
     "eval": Command(
@@ -36,32 +36,32 @@ COMMANDS: dict[str, Command] = {
     ),
     "list": Command(
         f"{_HERE}.list:list_plugins",
-        "List what is installed, of which kind, from which package, broken or not.",
+        "List installed plugins by kind, with their package, and those that are broken.",
         "rollart list environments --json",
     ),
     "info": Command(
         f"{_HERE}.info:info",
-        "Show what one plugin says of itself, and the options it takes.",
+        "Show the spec of one plugin, and its options.",
         "rollart info webshop/WebShop-v1",
     ),
     "new-env": Command(
         f"{_HERE}.new:new_env",
-        "Make a package with an environment that passes its own tests.",
+        "Create a package with an environment that passes its own tests.",
         "rollart new-env acme-maze --id acme/Maze-v1 --non-interactive",
     ),
     "new-reward": Command(
         f"{_HERE}.new:new_reward",
-        "Make a package with a reward function.",
+        "Create a package with a reward function.",
         "rollart new-reward acme-brevity --non-interactive",
     ),
     "new-algorithm": Command(
         f"{_HERE}.new:new_algorithm",
-        "Make a package with a training algorithm.",
+        "Create a package with a training algorithm.",
         "rollart new-algorithm acme-loo --non-interactive",
     ),
     "new-mapper": Command(
         f"{_HERE}.new:new_mapper",
-        "Make a package with a hardware mapper.",
+        "Create a package with a hardware mapper.",
         "rollart new-mapper acme-split --non-interactive",
     ),
     "play": Command(
@@ -71,27 +71,27 @@ COMMANDS: dict[str, Command] = {
     ),
     "check": Command(
         None,
-        "Check a plugin, a project folder or a wheel: static, runtime and semantic.",
+        "Run static, runtime and semantic checks on a plugin, a project folder or a wheel.",
         "rollart check webshop/WebShop-v1",
     ),
     "audit": Command(
         f"{_HERE}.audit:audit",
-        "Account for every ticket of a run, from its journal.",
+        "Account for every ticket of a run from its journal.",
         "rollart audit runs/hello-20260101-120000",
     ),
     "diagnose": Command(
         None,
-        "Say what happened in a run: collapse, plateau, staleness and more; what to change.",
+        "Diagnose a run: collapse, plateau, staleness and more; what to change.",
         "rollart diagnose runs/hello-20260101-120000",
     ),
     "plot": Command(
         None,
-        "Draw the course of runs: reward, success, staleness, tokens a second, loss.",
+        "Plot curves of runs: reward, success, staleness, tokens per second, loss.",
         "rollart plot runs/hello-20260101-120000 --out hello.svg",
     ),
     "export": Command(
         None,
-        "Write trajectories of runs as JSON lines, Parquet or ShareGPT's conversations.",
+        "Export trajectories of runs as JSON lines, Parquet or ShareGPT conversations.",
         "rollart export runs/hello-20260101-120000 --to sharegpt --min-reward 1",
     ),
     "scale": Command(
@@ -101,32 +101,32 @@ COMMANDS: dict[str, Command] = {
     ),
     "plan": Command(
         None,
-        "Show where a run's parts would go on a cluster, why, and the rates to expect.",
+        "Show how a run would be placed on a cluster, why, and the expected rates.",
         "rollart plan examples/mix.yaml --cluster examples/clusters/two_kinds.yaml --mapper cost",
     ),
     "registry": Command(
         None,
-        "Publish to a community registry, install from one, or run one.",
+        "Publish to a community registry, install from it, or host one.",
         "rollart registry install acme/Maze-v1 --registry https://rollart.example.org",
     ),
     "bench": Command(
         None,
-        "Run a benchmark, ours beside a peer's; without a name, list them.",
+        "Run a benchmark of RollArt and its peers. Without a name, list all benchmarks.",
         "rollart bench engine --json",
     ),
     "sandbox": Command(
         None,
-        "See which boxes live, remove what killed runs left, find out which walls work here.",
+        "List live sandboxes, remove those of killed runs, and test which isolation works here.",
         "rollart sandbox doctor",
     ),
     "build": Command(
         None,
-        "Build the image in which an environment runs with isolation: docker.",
+        "Build the image in which an environment runs with `isolation: docker`.",
         "rollart build ./acme-maze",
     ),
     "model": Command(
         f"{_HERE}.model:app",
-        "Make models.",
+        "Create models.",
         "rollart model new ./my-model --env webshop width=128",
     ),
 }

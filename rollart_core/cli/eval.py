@@ -1,7 +1,7 @@
 """``rollart eval``: score models, endpoints and baselines on held-out tasks.
 
 Takes: a config, a suite, a run directory, or an environment and a model. Gives: the report. Never:
-trains, or scores anything itself; ``runtime/`` does.
+trains, or scores anything itself; ``evals/`` does.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Config = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the file's."),
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file."),
 ]
 Env = Annotated[
-    str | None, typer.Option("--env", metavar="ID", help="The environment, without a file.")
+    str | None, typer.Option("--env", metavar="ID", help="The environment, instead of a file.")
 ]
 Model = Annotated[
     str | None,
@@ -39,30 +39,30 @@ Model = Annotated[
         "--model", metavar="M", help="A model folder, a hub id, or the URL of a server (…/v1)."
     ),
 ]
-Name = Annotated[str | None, typer.Option("--name", help="What the server calls the model.")]
+Name = Annotated[str | None, typer.Option("--name", help="The server's name of the model.")]
 Tokenizer = Annotated[
     str | None,
     typer.Option(
         "--tokenizer",
         metavar="PATH",
-        help="The served model's own: the server is then asked in tokens (vLLM), not in text.",
+        help="The served model's tokenizer: requests then contain tokens (vLLM), not text.",
     ),
 ]
 Baseline = Annotated[
     list[str] | None,
-    typer.Option("--baseline", metavar="B", help="oracle, noop or random; may be repeated."),
+    typer.Option("--baseline", metavar="B", help="oracle, noop or random; repeatable."),
 ]
 Columns = Annotated[
     list[str] | None,
     typer.Option(
         "--with",
         metavar="[LABEL=]DIR",
-        help="Add columns of a finished run or evaluation to the table; may be repeated.",
+        help="Add columns of a finished run or evaluation to the table; repeatable.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The evaluation's folder.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Evaluation folder.")]
 Resume = Annotated[
-    Path | None, typer.Option("--resume", metavar="DIR", help="Go on with an evaluation.")
+    Path | None, typer.Option("--resume", metavar="DIR", help="Continue an evaluation.")
 ]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 AsJson = Annotated[
@@ -89,7 +89,7 @@ def evaluate(
     from rollart_core.evals.table import Table, merged, read_table
 
     if as_markdown and as_json:
-        raise typer.BadParameter("--markdown and --json: take one of them")
+        raise typer.BadParameter("--markdown and --json: use only one of them")
     file = config if config and "=" not in config else None
     settings = [*([config] if config and not file else []), *(overrides or [])]
     others = [(text, read_table(text)) for text in columns or ()]
@@ -108,7 +108,7 @@ def _play(
     as_markdown: bool,
     as_json: bool,
 ) -> bool:
-    """Run an evaluation and print its report; return whether it has no fault."""
+    """Run an evaluation and print its report; return whether it has no error."""
     from rollart_core.evals.run import run_evaluation
     from rollart_core.evals.table import merged
 
@@ -128,19 +128,19 @@ def _play(
 
 
 def _begun(asked: EvalRequest, resume: Path | None) -> StartedEval | None:
-    """Return the evaluation to play; None when other reports are to be shown, and no more."""
+    """Return the evaluation to run; None if only other reports are shown."""
     from rollart_core.evals.prepare import begin, go_on
 
     if resume is not None:
         if asked.begins_anew:
-            raise ConfigError("--resume goes on with what was begun: leave out all but settings")
+            raise ConfigError("--resume continues an evaluation: remove everything except settings")
         return go_on(resume, asked.settings)
     if asked.config or (asked.env and (asked.model or asked.baselines)):
         return begin(asked)
     if asked.beside and not asked.begins_anew and not asked.settings:
         return None
     raise typer.BadParameter(
-        "name a config file, a suite or a run directory, or --env with --model or --baseline"
+        "give a config file, a suite or a run directory, or --env with --model or --baseline"
     )
 
 

@@ -1,8 +1,8 @@
-"""``rollart info``: what one plugin says of itself, and the options it takes.
+"""``rollart info``: show the spec of one plugin, and its options.
 
 Takes: an id, an alias, ``module:Class`` or ``ADAPTER::FOREIGN_ID``. Gives: its spec and its options
-with their defaults, of every kind that has it; and the fields of a config model as the author of a
-config file reads them (``docs/config.md`` has them too). Never: builds a plugin.
+with their defaults, for every kind that has it; and the fields of a config model as text for the
+author of a config file (also in ``docs/reference/config.md``). Never: builds a plugin.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def info(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what one plugin says of itself, and the options it takes."""
+    """Show the spec of one plugin, and its options."""
     found = [_describe(r) for r in _find(plugin_id)]
     if as_json:
         print_json({"id": plugin_id, "found": found})
@@ -56,7 +56,7 @@ def info(
 
 
 def _find(plugin_id: str) -> list[Registered]:
-    """Return what has this id or alias, in every kind."""
+    """Return the plugins with this id or alias, of every kind."""
     if split_id(plugin_id):
         return [registry.find("environments", plugin_id)]
     if ":" in plugin_id:
@@ -77,11 +77,11 @@ def _find(plugin_id: str) -> list[Registered]:
         if plugin.name == plugin_id:
             raise PluginError(f"plugin {plugin} is broken: {plugin.broken}")
     near = did_you_mean(plugin_id, known)
-    raise UnknownIdError(f"nothing called {plugin_id!r} is installed.{near} Try `rollart list`.")
+    raise UnknownIdError(f"no plugin {plugin_id!r} is installed.{near} Try `rollart list`.")
 
 
 def _unregistered(path: str) -> Registered:
-    """Return what ``module:Class`` is, by the base of its class."""
+    """Return the plugin at ``module:Class``; the base of its class gives the kind."""
     kind = registry.kind_of(path)
     registered = registry.find(kind if kind in KINDS else "environments", path)
     registry.resolve(registered.kind, path)
@@ -103,7 +103,7 @@ def _describe(registered: Registered) -> dict[str, object]:
 
 def _what(kind: str, said: object) -> str:
     if isinstance(said, EnvSpec) and said.kind == "agent":
-        return "agent environment: a program that owns its loop and asks an endpoint"
+        return "agent environment: a program that owns its loop and calls an endpoint"
     return registry.SINGULAR[kind]
 
 
@@ -119,7 +119,7 @@ def _options(registered: Registered) -> list[dict[str, object]] | str | None:
 
 @dataclass(frozen=True, slots=True)
 class FieldHelp:
-    """One field."""
+    """Name, type, default and help of one field."""
 
     name: str
     type: str
@@ -145,7 +145,7 @@ def fields_of(model: type[BaseModel]) -> list[FieldHelp]:
 
 
 def _attribute_docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the string that stands below each field, as the house writes its docs."""
+    """Return the docstring below each field."""
     found: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         if issubclass(cls, BaseModel) and cls is not BaseModel:
@@ -156,7 +156,7 @@ def _attribute_docstrings(model: type[BaseModel]) -> dict[str, str]:
 def _own_docstrings(model: type[BaseModel]) -> dict[str, str]:
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
-    except (OSError, TypeError, SyntaxError):  # no source to read: a model made on the fly
+    except (OSError, TypeError, SyntaxError):  # no source: a model created at run time
         return {}
     found = {}
     for field, below in pairwise(getattr(body, "body", [])):
@@ -170,7 +170,7 @@ def _own_docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _type_name(annotation: Any) -> str:
-    """Return a type as a config file's author reads it: ``int or null``, ``'a' or 'b'``."""
+    """Return a type for the author of a config file: ``int or null``, ``'a' or 'b'``."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type_name(inner[0]) + _bounds(m for part in inner[1:] for m in _parts(part))
@@ -186,12 +186,12 @@ def _type_name(annotation: Any) -> str:
 
 
 def _parts(part: object) -> Iterable[object]:
-    """Return the limits in one part of an ``Annotated``."""
+    """Return the limits in one argument of an ``Annotated``."""
     return getattr(part, "metadata", None) or [part]
 
 
 def _bounds(metadata: Iterable[object]) -> str:
-    """Return ``, above 0`` and the like."""
+    """Return the limits as text, such as ``, above 0``."""
     words = [
         f", {word} {getattr(part, name)}"
         for part in metadata

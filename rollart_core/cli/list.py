@@ -1,7 +1,7 @@
-"""``rollart list``: what is installed, of which kind, from which package, broken or not.
+"""``rollart list``: list installed plugins.
 
-Takes: a kind, or none for all. Gives: what ``cli/listing.py`` prints. Never: imports what a spec
-names.
+Takes: a kind, or none for all. Gives: the output of ``cli/listing.py``. Never: imports the code of
+a plugin's spec.
 """
 
 from __future__ import annotations
@@ -18,5 +18,5 @@ def list_plugins(
     kind: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(KINDS)}.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List what is installed, of which kind, from which package, broken or not."""
+    """List installed plugins by kind, with their package, and those that are broken."""
     show(kind, as_json=as_json)

@@ -1,7 +1,7 @@
-"""What ``rollart list`` prints: what is installed, from which package, broken or not.
+"""The output of ``rollart list``: installed plugins, their packages, and broken plugins.
 
-Takes: a kind, or none. Gives: columns, or one JSON object. Never: imports typer, or the
-class of a plugin.
+Takes: a kind, or none. Gives: columns, or one JSON object. Never: imports typer, or the class of a
+plugin.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def show(kind: str | None, *, as_json: bool) -> None:
     """Print the list of one kind, or of all.
 
     Raises:
-        UserError: When there is no such kind.
+        UserError: If the kind does not exist.
     """
     loaded = plugins()
     kinds = list(KINDS) if kind is None else [_kind(kind)]
@@ -36,13 +36,13 @@ def show(kind: str | None, *, as_json: bool) -> None:
 
 
 def _kind(given: str) -> str:
-    """Return the kind meant by ``environments``, ``environment`` or ``hardware-mappers``."""
+    """Return the kind for ``environments``, ``environment`` or ``hardware-mappers``."""
     name = given.replace("-", "_").lower()
     for kind in KINDS:
         if name in {kind, kind.removesuffix("s"), kind.removesuffix("es")}:
             return kind
     near = did_you_mean(name, list(KINDS))
-    raise UserError(f"{given!r} is no kind of plugin.{near} There are: {', '.join(KINDS)}.")
+    raise UserError(f"{given!r} is not a kind of plugin.{near} Kinds: {', '.join(KINDS)}.")
 
 
 def _row(registered: Registered) -> tuple[str, str, str, str]:

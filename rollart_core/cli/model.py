@@ -1,7 +1,7 @@
-"""``rollart model``: make models.
+"""``rollart model``: create models.
 
 Takes: a shape, an environment whose text the tokenizer is trained on, a new folder. Gives: a model
-with random weights, as transformers loads it. Never: writes into a folder that holds something.
+with random weights in the format of transformers. Never: writes into a folder that is not empty.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 @app.callback(epilog="Example: rollart model new ./my-model --env webshop width=128")
 def model() -> None:
-    """Make models."""
+    """Create models."""
 
 
 @app.command(
     epilog="Example: rollart model new ./my-model --env webshop env.page_handles=true width=128"
 )
 def new(
-    path: Annotated[Path, typer.Argument(help="The folder to make.")],
+    path: Annotated[Path, typer.Argument(help="The folder to create.")],
     options: Annotated[
         list[str] | None,
         typer.Argument(
@@ -41,17 +41,17 @@ def new(
         ),
     ] = None,
     env: Annotated[
-        str, typer.Option(help="The environment whose text it is made for.")
+        str, typer.Option(help="The environment whose text the tokenizer is trained on.")
     ] = "webshop",
-    split: Annotated[str, typer.Option(help="Of its tasks.")] = "train",
-    tasks: Annotated[int, typer.Option(min=1, help="How many tasks to read.")] = 400,
-    seed: Annotated[int, typer.Option(help="Of weights and order of tasks.")] = 0,
+    split: Annotated[str, typer.Option(help="Split of the environment's tasks.")] = "train",
+    tasks: Annotated[int, typer.Option(min=1, help="Number of tasks to read.")] = 400,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the order of tasks.")] = 0,
 ) -> None:
-    """Make a small model with random weights, and a tokenizer trained on an environment's text."""
+    """Create a small model with random weights and a tokenizer for an environment's text."""
     from rollart_core.runtime.factories import EnvTasks, build_model
 
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{path} exists and is not empty: name a new folder")
+        raise ConfigError(f"{path} exists and is not empty: give a new folder")
     shape = as_options(options or [])
     env_options = shape.pop("env", {})
     spec = _shape(shape)
@@ -75,7 +75,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise ConfigError(f"{folder}: cannot be made: {e.strerror}; name another folder") from e
+        raise ConfigError(f"{folder}: cannot be created: {e.strerror}; give another folder") from e
 
 
 def _shape(given: dict[str, Any]) -> NewModel:

@@ -1,8 +1,8 @@
-"""``rollart new-env`` and the like: a new plugin package that passes its own tests.
+"""``rollart new-env`` and the like: create a plugin package that passes its own tests.
 
-Takes: a name, an id, words about it. Gives: a folder, and what to type next. Never: writes over
-anything, takes a name that is taken, or leaves a half-made package: it is rendered beside its place
-and renamed when it is whole.
+Takes: a name, an id, an author and a summary. Gives: a folder, and the next commands. Never:
+overwrites anything, uses a name that is taken, or leaves an incomplete package: it is rendered in a
+temporary folder next to the target and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rollart_core.cli.output import print_json
 from rollart_core.cli.package_names import Kind, PackageName, name_package, refuse_taken
 from rollart_core.errors import UserError, did_you_mean, first_line
 
-Name = Annotated[str, typer.Argument(help="Such as acme-maze: your team, then what it is.")]
+Name = Annotated[str, typer.Argument(help="Such as acme-maze: your team, then a topic.")]
 Id = Annotated[
-    str | None, typer.Option("--id", help="namespace/Name-vN; made from the name when left out.")
+    str | None, typer.Option("--id", help="namespace/Name-vN. Default: derived from the name.")
 ]
-Output = Annotated[Path, typer.Option(help="The folder to put it in.")]
+Output = Annotated[Path, typer.Option(help="The folder to create it in.")]
 NonInteractive = Annotated[
-    bool, typer.Option("--non-interactive", help="Ask nothing, take the defaults.")
+    bool, typer.Option("--non-interactive", help="Do not prompt; use the defaults.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and ask nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and do not prompt.")]
 
 _ENV_KINDS: Final[Mapping[str, Kind]] = {"step": "env", "agent": "agent"}
 _SUMMARIES: Final[Mapping[Kind, str]] = {
@@ -48,14 +48,14 @@ _SUMMARIES: Final[Mapping[Kind, str]] = {
 def new_env(
     name: Name,
     kind: Annotated[
-        str, typer.Option(help="step: reset and step. agent: a program that owns its loop.")
+        str, typer.Option(help="step: has reset and step. agent: a program that owns its loop.")
     ] = "step",
     plugin_id: Id = None,
     output: Output = Path(),
     non_interactive: NonInteractive = False,
     as_json: Json = False,
 ) -> None:
-    """Make a package with an environment, its tests and an example run."""
+    """Create a package with an environment, its tests and an example run."""
     if kind not in _ENV_KINDS:
         near = did_you_mean(kind, tuple(_ENV_KINDS))
         raise UserError(f"--kind {kind!r} is not one of {', '.join(_ENV_KINDS)}.{near}")
@@ -64,7 +64,7 @@ def new_env(
 
 
 def _command(kind: Kind, help_text: str) -> Callable[..., None]:
-    """Return the command that makes packages of a kind."""
+    """Return the command that creates packages of a kind."""
 
     def command(
         name: Name,
@@ -80,9 +80,9 @@ def _command(kind: Kind, help_text: str) -> Callable[..., None]:
     return command
 
 
-new_reward = _command("reward", "Make a package with a reward function and its tests.")
-new_algorithm = _command("algorithm", "Make a package with a training algorithm and its tests.")
-new_mapper = _command("mapper", "Make a package with a hardware mapper and its tests.")
+new_reward = _command("reward", "Create a package with a reward function and its tests.")
+new_algorithm = _command("algorithm", "Create a package with a training algorithm and its tests.")
+new_mapper = _command("mapper", "Create a package with a hardware mapper and its tests.")
 
 
 def _named(kind: Kind, name: str, plugin_id: str | None, output: Path) -> PackageName:
@@ -98,7 +98,7 @@ def _make(name: PackageName, output: Path, *, asks: bool, as_json: bool) -> None
         name = _ask_id(name)
         wording = Wording(
             author=typer.prompt("Author", default=wording.author),
-            summary=typer.prompt("What it is, in a sentence", default=wording.summary),
+            summary=typer.prompt("Summary, in one sentence", default=wording.summary),
         )
     folder = render(name, wording, output)
     ids = {kind: plugin_id for kind, (plugin_id, _) in name.specs.items()}
@@ -132,14 +132,14 @@ def _next_steps(name: PackageName, folder: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """What a person may want to say of the package; plain text of one line."""
+    """Author and summary of the package, each plain text of one line."""
 
     author: str
     summary: str
 
 
 def template(kind: Kind) -> Path:
-    """Return the folder of a kind's template: in the wheel beside this file, or in the checkout."""
+    """Return the template folder of a kind: next to this file in the wheel, or in the checkout."""
     here = Path(__file__).resolve()
     shipped = here.parent / "cookiecutter"
     root = shipped if shipped.is_dir() else here.parents[2] / "cookiecutter"
@@ -147,26 +147,26 @@ def template(kind: Kind) -> Path:
 
 
 def refuse_path(name: PackageName, output: Path) -> None:
-    """Refuse a place where something lies already.
+    """Reject a target that exists.
 
     Raises:
-        UserError: When the target exists, or the folder around it does not.
+        UserError: If the target exists, or its parent folder does not.
     """
     if not output.is_dir():
-        raise UserError(f"there is no folder {output}: make it, or give another with --output")
+        raise UserError(f"there is no folder {output}: create it, or give another with --output")
     target = output / name.slug
     if os.path.lexists(target):
         raise UserError(
-            f"{target} exists and is never written over: move it away, choose another name, or "
+            f"{target} exists and is never overwritten: move it away, choose another name, or "
             "give another folder with --output"
         )
 
 
 def render(name: PackageName, wording: Wording, output: Path) -> Path:
-    """Make the package ``output/<slug>`` and return that folder.
+    """Create the package ``output/<slug>`` and return that folder.
 
     Raises:
-        UserError: When there is something already, or it cannot be written.
+        UserError: If the target exists, or cannot be written.
     """
     refuse_path(name, output)
     target = output / name.slug
@@ -176,14 +176,14 @@ def render(name: PackageName, wording: Wording, output: Path) -> Path:
             refuse_path(name, output)  # again: rename would replace an empty folder
             (Path(folder) / name.slug).rename(target)
     except OSError as e:
-        raise UserError(f"{target} cannot be made: {first_line(str(e))}") from e
+        raise UserError(f"{target} cannot be created: {first_line(str(e))}") from e
     return target
 
 
 def _generate(name: PackageName, wording: Wording, folder: Path) -> None:
     from cookiecutter.generate import generate_files
 
-    # Not cookiecutter's main(): that reads and writes files in the home folder.
+    # cookiecutter's main() would read and write files in the home folder.
     context = {"cookiecutter": _context(name, wording)}
     generate_files(template(name.kind), context, output_dir=folder, accept_hooks=False)
     for cached in folder.rglob("__pycache__"):
@@ -216,5 +216,5 @@ def _next_breaking(installed: Version) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return text that may stand between double quotes in TOML, YAML and Python."""
+    """Return text that is valid between double quotes in TOML, YAML and Python."""
     return " ".join(text.replace("\\", "/").replace('"', "'").split())

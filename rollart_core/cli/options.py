@@ -1,7 +1,7 @@
-"""Arguments that several commands take: ``key=value`` and a split.
+"""Arguments of several commands: ``key=value`` and a split.
 
-Takes: what stood on the command line. Gives: a mapping, as the same keys of a file would, or an
-error. Never: knows what the keys mean; who they are for checks them.
+Takes: arguments of the command line. Gives: a mapping, as the same keys of a file would, or an
+error. Never: interprets the keys; the code that uses them checks them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def as_options(arguments: Sequence[str]) -> dict[str, Any]:
     """Return ``key=value`` arguments as a mapping; dotted keys nest, values are YAML.
 
     Raises:
-        ConfigError: When one is not ``key=value``.
+        ConfigError: If an argument is not ``key=value``.
     """
     options: dict[str, Any] = {}
     for argument in arguments:
@@ -31,7 +31,7 @@ def as_options(arguments: Sequence[str]) -> dict[str, Any]:
 def check_split(env: str, options: Mapping[str, object], split: str) -> None:
     """Raise UserError for a split that an environment does not have."""
     if ":" in env and split_id(env) is None:
-        return  # module:Class has a default spec, which knows nothing of its splits
+        return  # module:Class has a default spec without its splits
     spec = registry.env_spec(env, options)
     if split not in spec.splits:
         raise UserError(f"--split: {no_split(spec, split)}")

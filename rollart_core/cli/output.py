@@ -1,4 +1,4 @@
-"""What commands print: tables for people, one JSON object for scripts.
+"""Output of commands: tables for people, one JSON object for scripts.
 
 Takes: plain data. Gives: text on stdout. Never: mixes the two.
 """
@@ -21,12 +21,12 @@ _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def visible(text: str) -> str:
-    """Return a text of others without what moves a terminal's cursor or hides lines on it."""
+    """Return external text without characters that move a terminal's cursor or hide lines."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def print_json(value: object) -> None:
-    """Print one JSON object; NaN and infinities, which JSON does not have, become null."""
+    """Print one JSON object. NaN and infinities, which JSON lacks, become null."""
     print(strict_json.dumps(value))
 
 
@@ -45,9 +45,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def print_columns(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a long list at once: in columns, the last one wrapped to the terminal's width.
+    """Print a long list in columns, with the last one wrapped to the terminal's width.
 
-    Rich would take longer to draw a hundred lines than it takes to find what stands in them.
+    Rich would need longer to draw a hundred lines than it takes to collect them.
     """
     lines = [tuple(columns), *(tuple(map(visible, row)) for row in rows)]
     title = visible(title)
@@ -64,7 +64,7 @@ def print_columns(title: str, columns: Sequence[str], rows: Iterable[Sequence[st
 
 
 def plain(value: object) -> str:
-    """Return a value as a person reads it: no brackets, nothing for None."""
+    """Return a value as text for people: without brackets, and empty for None."""
     if isinstance(value, dict):
         return ", ".join(f"{k} {plain(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
@@ -75,7 +75,7 @@ def plain(value: object) -> str:
 
 
 def stdout_console() -> Console:
-    """Return a console that takes texts as they are (no markup)."""
+    """Return a console that prints text unchanged (no markup)."""
     from rich.console import Console
 
     return Console(markup=False, highlight=False, soft_wrap=False)

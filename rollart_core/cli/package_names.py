@@ -1,7 +1,8 @@
-"""The name of a new package: what may be one, and what is taken.
+"""The name of a new package: which names are valid, and which are taken.
 
-Takes: a kind, a name a person chose, and perhaps an id. Gives: :class:`PackageName`, from which
-distribution, module, class and ids follow. Never: makes anything, or imports a plugin's classes.
+Takes: a kind, a name from the user, and optionally an id. Gives: :class:`PackageName`, from which
+distribution, module, class and ids are derived. Never: creates anything, or imports a plugin's
+classes.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ REGISTERED_AS: Final[Mapping[Kind, str]] = {
     "algorithm": "algorithms",
     "mapper": "hardware_mappers",
 }
-"""Kind of a scaffold -> the kind its plugin registers."""
+"""Kind of a scaffold -> the kind that its plugin registers."""
 
 RESERVED_NAMESPACES: Final = frozenset({"rollart", "webshop", "toy", "swe", "unregistered"})
-"""RollArt's own, now or later, besides those of the ids it registers."""
+"""Namespaces reserved for RollArt, in addition to those of the ids it registers."""
 
 _SLUG: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_SLUG: Final = 32
 _LEFT_BY_TOOLS: Final = frozenset({"build", "dist", "runs", "venv"})
-"""Folders that the templates' ``.gitignore`` and the build of a wheel leave out."""
+"""Folders that the templates' ``.gitignore`` and the build of a wheel exclude."""
 _SUFFIXES: Final[Mapping[Kind, str]] = {
     "env": "Env",
     "agent": "Task",
@@ -49,7 +50,7 @@ _SUFFIXES: Final[Mapping[Kind, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class PackageName:
-    """What everything in a new package is called."""
+    """The names in a new package."""
 
     kind: Kind
     slug: str
@@ -64,17 +65,17 @@ class PackageName:
 
     @property
     def namespace(self) -> str:
-        """The owner's part of the id: ``acme``."""
+        """The namespace of the id: ``acme``."""
         return self.plugin_id.partition("/")[0]
 
     @property
     def name(self) -> str:
-        """The id's own part, without the version: ``Maze``."""
+        """The name in the id, without the version: ``Maze``."""
         return self.plugin_id.partition("/")[2].rpartition("-v")[0]
 
     @property
     def base(self) -> str:
-        """What class names begin with: ``Maze``; always a Python identifier."""
+        """The prefix of class names: ``Maze``; always a Python identifier."""
         base = re.sub(r"\W", "", self.name)
         if base[0].isdigit() or base in _SUFFIXES.values():
             base = f"{_capital(re.sub(r'[^a-z0-9]', '', self.slug.partition('-')[0]))}{base}"
@@ -82,13 +83,13 @@ class PackageName:
 
     @property
     def class_name(self) -> str:
-        """The class that the package is for: ``MazeEnv``."""
+        """The main class of the package: ``MazeEnv``."""
         suffix = _SUFFIXES[self.kind]
         return self.base if self.base.endswith(suffix) else self.base + suffix
 
     @property
     def specs(self) -> dict[str, tuple[str, str]]:
-        """What it registers: kind -> (id, alias). An environment brings a reward as well."""
+        """Registered specs: kind -> (id, alias). An environment also registers a reward."""
         made = {REGISTERED_AS[self.kind]: (self.plugin_id, self.slug)}
         if self.kind == "env":
             made["rewards"] = (f"{self.namespace}/{self.name}Reward-v1", f"{self.slug}-reward")
@@ -96,17 +97,17 @@ class PackageName:
 
 
 def name_package(kind: Kind, given: str, plugin_id: str | None = None) -> PackageName:
-    """Return the names that follow from ``given``, such as ``acme-maze``.
+    """Return the names derived from ``given``, such as ``acme-maze``.
 
     Underscores count as hyphens: both spellings are one distribution and one module.
 
     Args:
-        kind: What the package brings.
+        kind: The kind of the package.
         given: The name.
         plugin_id: ``namespace/Name-vN``; None: derived from the name.
 
     Raises:
-        UserError: When it cannot be a name, or is one that RollArt or Python keeps for itself.
+        UserError: If it is not a valid name, or is reserved by RollArt or Python.
     """
     slug = given.replace("_", "-")
     if not _SLUG.fullmatch(slug) or len(slug) > _MAX_SLUG:
@@ -115,15 +116,14 @@ def name_package(kind: Kind, given: str, plugin_id: str | None = None) -> Packag
     if keyword.iskeyword(module):
         raise UserError(f"{given!r} is a Python keyword: try {f'my-{slug}'!r}")
     if module in sys.stdlib_module_names or module in {"tests", "site_packages"}:
-        raise UserError(f"{given!r} is a module of Python's own: try {f'my-{slug}'!r}")
+        raise UserError(f"{given!r} is a module of Python: try {f'my-{slug}'!r}")
     if module in _LEFT_BY_TOOLS:
         raise UserError(
-            f"{given!r} names a folder that git and the build of a wheel leave out: "
-            f"try {f'my-{slug}'!r}"
+            f"{given!r} is a folder that git and the build of a wheel exclude: try {f'my-{slug}'!r}"
         )
     if slug.partition("-")[0] == "rollart":
         raise UserError(
-            f"{given!r}: 'rollart' and names that begin with it are RollArt's own; begin with "
+            f"{given!r}: 'rollart' and names that start with it are reserved; start with "
             "your team's name, such as acme-maze"
         )
     first, _, rest = slug.partition("-")
@@ -134,18 +134,18 @@ def name_package(kind: Kind, given: str, plugin_id: str | None = None) -> Packag
 
 
 def refuse_taken(name: PackageName) -> None:
-    """Refuse a name that something installed has already.
+    """Reject a name that an installed package or plugin already uses.
 
     Raises:
-        UserError: Naming what has it.
+        UserError: With the name of the owner.
     """
     with suppress(PackageNotFoundError):
         raise UserError(
-            f"distribution {name.slug!r} is installed already (version {version(name.slug)}): "
-            f"choose another name, or `pip uninstall {name.slug}` first"
+            f"distribution {name.slug!r} is already installed (version {version(name.slug)}): "
+            f"choose another name, or run `pip uninstall {name.slug}` first"
         )
     if find_spec(name.module) is not None:
-        raise UserError(f"there is a module {name.module!r} already: choose another name")
+        raise UserError(f"a module {name.module!r} already exists: choose another name")
     for kind, (plugin_id, alias) in name.specs.items():
         _refuse_registered(kind, plugin_id, alias)
 
@@ -154,17 +154,17 @@ def _check_id(name: PackageName) -> None:
     if not ID_PATTERN.fullmatch(name.plugin_id):
         raise UserError(
             f"id {name.plugin_id!r} is not of the form 'namespace/Name-vN', such as acme/Maze-v1 "
-            "(ASCII letters and digits, the namespace in small ones)"
+            "(ASCII letters and digits, and a lower-case namespace)"
         )
     if name.namespace.partition("-")[0] == "rollart" or name.namespace in own_namespaces():
         raise UserError(
-            f"the namespace {name.namespace!r} is RollArt's own: give another with --id, such as "
-            f"my-team/{name.name}-v1, or choose a name that begins with your team's"
+            f"the namespace {name.namespace!r} is reserved: give another with --id, such as "
+            f"my-team/{name.name}-v1, or choose a name that starts with your team's"
         )
 
 
 def own_namespaces() -> frozenset[str]:
-    """Return the namespaces that nobody else may have: here, or in a registry."""
+    """Return the namespaces that are reserved for RollArt, here and in a registry."""
     ids = (key for kind in KINDS for key, r in plugins().registered(kind).items() if _is_own(r))
     return RESERVED_NAMESPACES | {key.partition("/")[0] for key in ids if "/" in key}
 
@@ -194,8 +194,8 @@ def _form_fault(given: str) -> str:
     near = re.sub(r"[^a-z0-9]+", "-", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", given).lower())
     near = near.strip("-0123456789")[:_MAX_SLUG].strip("-")
     return (
-        f"{given!r} cannot name a package: at most {_MAX_SLUG} small letters, digits and hyphens, "
-        f"beginning with a letter, such as {near or 'acme-maze'!r}"
+        f"{given!r} is not a valid name: at most {_MAX_SLUG} small letters, digits and hyphens, "
+        f"starting with a letter, such as {near or 'acme-maze'!r}"
     )
 
 

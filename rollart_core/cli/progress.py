@@ -1,7 +1,7 @@
-"""What a person sees of a run: a live bar on a terminal, plain lines elsewhere, a table at the end.
+"""Progress of a run: a live bar on a terminal, plain lines elsewhere, a table at the end.
 
 Takes: the events of :class:`rollart_core.scheduling.observer.RunObserver` and a finished report.
-Gives: text on one console. Never: decides anything, or keeps a run waiting.
+Gives: text on one console. Never: makes decisions, or blocks a run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Line = Mapping[str, float | str]
 
 @contextmanager
 def display(console: Console) -> Iterator[RunObserver]:
-    """Show a run on ``console``: live where it is a terminal, else in plain lines."""
+    """Show a run on ``console``: live on a terminal, otherwise in plain lines."""
     if not console.is_terminal:
         plain = PlainDisplay(console)
         yield plain
@@ -59,14 +59,14 @@ class LiveDisplay:
         self._task = None if not bars.tasks else bars.tasks[-1].id
 
     def phase(self, name: str, detail: str = "") -> None:
-        """Complete the bar of the phase before and begin one."""
+        """Complete the bar of the previous phase and start one."""
         if self._task is not None:
             self._bars.update(self._task, total=1.0, completed=1.0)
             self._bars.stop_task(self._task)
         self._task = self._bars.add_task(name, total=None, line=detail)
 
     def progress(self, fraction: float | None, line: Line) -> None:
-        """Move the bar; it pulses while nobody knows how far it is."""
+        """Move the bar; it pulses while the fraction is unknown."""
         if self._task is None:
             return
         total = None if fraction is None else 1.0
@@ -89,12 +89,12 @@ class PlainDisplay:
         self._last: str | None = None
 
     def phase(self, name: str, detail: str = "") -> None:
-        """Print where the phase before ended, and that one begins."""
+        """Print the last line of the previous phase, and the start of a new one."""
         self.flush()
         self._print(f"{name}: {detail}" if detail else name)
 
     def progress(self, fraction: float | None, line: Line) -> None:
-        """Print a line if the one before is old enough."""
+        """Print a line if the previous one is old enough."""
         share = "" if fraction is None else f"{min(fraction, 1.0):4.0%}  "
         self._last = f"  {share}{spell(line)}"
         if self._clock() - self._shown >= PLAIN_EVERY_S:
@@ -106,7 +106,7 @@ class PlainDisplay:
         self._print(text)
 
     def flush(self) -> None:
-        """Print what was held back."""
+        """Print the line that was held back."""
         if self._last is not None:
             self._print(self._last)
         self._last = None
@@ -134,7 +134,7 @@ def _number(value: float | str) -> str:
 
 
 def report_table(report: Mapping[str, object]) -> Group:
-    """Return what a run came to, from ``RunReport.as_dict()``."""
+    """Return the results of a run, from ``RunReport.as_dict()``."""
     held_out = RichTable(title="Held-out tasks", title_justify="left", title_style="bold")
     for column in ("", "before", "after"):
         held_out.add_column(column)
@@ -154,7 +154,7 @@ def report_table(report: Mapping[str, object]) -> Group:
 
 
 def _env_tables(report: Mapping[str, object]) -> Iterator[RichTable]:
-    """Yield what several environments came to, and why each ran where it did."""
+    """Yield the results of several environments, and why each ran where it did."""
     done = RichTable(title="Environments, while training", title_justify="left", title_style="bold")
     for column in ("", "trained", "finished", "success", "score", "failed", "envs on", "engines"):
         done.add_column(column)
@@ -180,7 +180,7 @@ def _env_tables(report: Mapping[str, object]) -> Iterator[RichTable]:
 
 
 def _generated(engines: Mapping[str, object]) -> str:
-    """Return which engines answered an environment, most first."""
+    """Return the share of each engine in an environment's conversations, largest first."""
     counts = {name: _float(_mapping(one).get("conversations")) for name, one in engines.items()}
     total = sum(counts.values()) or 1.0
     most = sorted(counts, key=lambda name: -counts[name])
@@ -188,7 +188,7 @@ def _generated(engines: Mapping[str, object]) -> str:
 
 
 def evaluation_table(report: Mapping[str, Any], table: Table) -> Group:
-    """Return what an evaluation came to, from ``EvaluationReport.as_dict()``, and its table."""
+    """Return the results of an evaluation, from ``EvaluationReport.as_dict()``, and its table."""
     figures = RichTable(title="All figures", title_justify="left", title_style="bold")
     for column in ("environment", "player", "success", "score", "pass@k", "failed"):
         figures.add_column(column, overflow="fold")
@@ -212,7 +212,7 @@ def evaluation_table(report: Mapping[str, Any], table: Table) -> Group:
 
 
 def matrix(table: Table) -> Group:
-    """Return a table of environments and players, and what must be said of it."""
+    """Return a table of environments and players, with its notes."""
     from rollart_core.evals.table import notes, rows, titles
 
     shown = RichTable(title="Success on held-out tasks", title_justify="left", title_style="bold")
@@ -224,7 +224,7 @@ def matrix(table: Table) -> Group:
 
 
 def _envs(report: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
-    """Return what the report says of each environment, where there are several."""
+    """Return the report of each environment if there are several."""
     envs = _mapping(report.get("envs"))
     return [(name, _mapping(of_it)) for name, of_it in envs.items() if len(envs) > 1]
 
@@ -246,7 +246,7 @@ _ESTIMATES: Mapping[str, Callable[[Mapping[str, object], str], object]] = {
 
 
 def _interval(estimate: object, label: str) -> str:
-    """Return ``mean [low, high] of n in c clusters`` with the 95% interval, where there is one."""
+    """Return ``mean [low, high] of n in c clusters``, with the 95% interval if it is known."""
     values = _mapping(estimate)
     if not values.get("n"):
         return "not measured"
@@ -258,7 +258,7 @@ def _interval(estimate: object, label: str) -> str:
 
 
 def _bracket(estimate: Mapping[str, object], form: str) -> str:
-    """Return `` [low, high]``; nothing where a bound is not known, as of a mean over one task."""
+    """Return `` [low, high]``; empty if a bound is unknown, as for a mean over one task."""
     low, high = (_float(estimate.get(k)) for k in ("low", "high"))
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
@@ -277,7 +277,7 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield "trained model", str(choice)
     yield "train steps", _updates(report)
     wall, train = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
-    yield "time", f"{wall:,.1f} s, of them {train:,.1f} s in RL"
+    yield "time", f"{wall:,.1f} s, including {train:,.1f} s of RL"
     yield "tokens/s", _throughput(report)
     yield "staleness", _histogram(_mapping(report.get("staleness")))
     failures = _mapping(report.get("failures"))
@@ -285,7 +285,7 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "ended", str(report.get("stop_reason", ""))
     yield "run directory", str(report.get("run_dir"))
     if not report.get("ok", True) or _float(gain.get("high")) < 0:
-        yield "why", f"`rollart diagnose {report.get('run_dir')}` says more"
+        yield "why", f"run `rollart diagnose {report.get('run_dir')}`"
 
 
 def _validated(point: Mapping[str, object]) -> str:
@@ -316,7 +316,7 @@ def _throughput(report: Mapping[str, object]) -> str:
 
 
 def _histogram(counts: Mapping[str, object]) -> str:
-    """Return a line for each staleness: versions, share as a bar, samples."""
+    """Return one line per staleness: versions, share as a bar, samples."""
     if not counts:
         return "no sample trained"
     most = max(_float(n) for n in counts.values()) or 1.0

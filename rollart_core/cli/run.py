@@ -1,7 +1,7 @@
-"""``rollart run``: train as a config file says.
+"""``rollart run``: train with a config file.
 
-Takes: a config file with overrides, or a run to go on with. Gives: progress, the closing table or
-JSON, an exit code. Never: trains itself; ``runtime/launch.py`` does.
+Takes: a config file with overrides, or a run to resume. Gives: progress, the final table or JSON,
+an exit code. Never: trains itself; ``runtime/launch.py`` does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rollart_core.store.journal_schema import FILE as JOURNAL
 from rollart_core.suggestions import no_run
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C, as in shells."""
 
 
 def run(
@@ -31,19 +31,19 @@ def run(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the file's."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and start nothing.")
     ] = False,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on in this run directory.")
+        Path | None, typer.Option(metavar="RUN", help="Continue the run in this directory.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one JSON object; progress goes to stderr.")
     ] = False,
 ) -> None:
-    """Train a policy as a config file says."""
+    """Train a policy with a config file."""
     path, settings = _arguments(config, overrides or [], resume)
     from rollart_core.runtime.prepare import prepare
 
@@ -79,14 +79,14 @@ def _arguments(
     """Return the config file and the overrides; with --resume, all arguments are overrides."""
     if resume is None:
         if config is None:
-            raise typer.BadParameter("name a config file, or a run directory with --resume")
+            raise typer.BadParameter("give a config file, or a run directory with --resume")
         if (Path(config) / JOURNAL).is_file():
-            raise ConfigError(f"{config} is a run directory: `rollart run --resume {config}`")
+            raise ConfigError(f"{config} is a run directory: use `rollart run --resume {config}`")
         return Path(config), overrides
     given = ([config] if config else []) + overrides
     files = [argument for argument in given if "=" not in argument]
     if files:
-        raise ConfigError(f"--resume goes on with the run's own config, not with {files[0]}")
+        raise ConfigError(f"--resume uses the config of the run: remove {files[0]}")
     path = resume / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"--resume: {no_run(resume, path.name)}")
@@ -96,11 +96,11 @@ def _arguments(
 
 
 def _tell_changes(console: Console, path: Path, resolved: ResolvedRun) -> None:
-    """Say which plugins have another version than when the run began."""
+    """Print the plugins whose version differs from that at the start of the run."""
     recorded = read_yaml(path).get(RECORD_KEY) or {}
     for name, now in resolved.as_dict()[RECORD_KEY].items():
         if recorded.get(name, now) != now:
-            console.print(f"Note: {name} is {now} now; the run began with {recorded[name]}.")
+            console.print(f"Note: {name} is now {now}; the run started with {recorded[name]}.")
 
 
 def _show(path: Path, resolved: ResolvedRun, as_json: bool) -> None:
@@ -110,4 +110,4 @@ def _show(path: Path, resolved: ResolvedRun, as_json: bool) -> None:
     rows = [(p.kind, p.spec.id, f"{p.distribution} {p.version}") for p in resolved.plugins]
     print_table(f"{path} can run", ("kind", "id", "from"), rows)
     if getattr(resolved.config.runtime, "address", None):
-        typer.echo("Files, programs and boxes of its nodes: they are asked when it starts.")
+        typer.echo("Files, programs and sandboxes on its nodes are checked at the start.")

@@ -1,7 +1,7 @@
-"""``rollart scale``: more or fewer engines and env workers in a run that goes on.
+"""``rollart scale``: change the number of engines and env workers of a live run.
 
-Takes: the directory of a live run, and how many of what there should be. Gives: how many there were
-and are. Never: starts or ends a part itself: it asks the run, over its socket.
+Takes: the directory of a live run, and target numbers. Gives: the numbers before and after. Never:
+starts or ends a worker itself. It sends a request to the run over its socket.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ def scale(
         list[str] | None,
         typer.Argument(
             metavar="[TARGET=N]...",
-            help="engines, env_workers, or the name of a pool; none: show how many there are.",
+            help="engines, env_workers, or the name of a pool. Without one, show the numbers.",
         ),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="Seconds to wait until it is done.")
+        float, typer.Option("--timeout", min=1.0, help="Maximum seconds to wait.")
     ] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Add or remove engines and env workers of a live run.
 
-    Those that join load the newest weights before they get work; those that leave finish what they
-    have, and their sessions go on elsewhere.
+    New workers load the newest weights before they receive work. Workers that are removed finish
+    their work, and their sessions continue on others.
     """
     from rollart_core.runtime.control import ask
 
@@ -57,5 +57,5 @@ def _target(given: str) -> tuple[str, int]:
     try:
         return name, int(count)
     except ValueError:
-        message = f"{given!r}: give what to scale and how many there should be, as in engines=2"
+        message = f"{given!r}: give a target and its number, such as engines=2"
         raise UserError(message) from None

@@ -1,7 +1,7 @@
-"""Sections of a run config that say which environments it has, one or several.
+"""Sections of a run config that define its environments, one or several.
 
-Takes: plain mappings. Gives: frozen sections, of which :mod:`rollart_core.config.run` makes a run
-config. Never: imports a plugin's code: the options of an environment are checked where it is found.
+Takes: plain mappings. Gives: frozen sections, which :mod:`rollart_core.config.run` uses. Never:
+imports a plugin's code. The options of an environment are checked when the plugin is resolved.
 """
 
 from __future__ import annotations
@@ -16,40 +16,44 @@ from rollart_core.contracts.adapter import SEPARATOR
 
 
 class EnvRun(Section):
-    """What of the run is otherwise for one environment of several."""
+    """Settings of the run that differ for one environment of several."""
 
     split: Name | None = None
-    """Tasks to train on; none: ``rollout.split``."""
+    """Split of the training tasks. If not set, ``rollout.split`` is used."""
     max_turns: PositiveInt | None = None
-    """None: ``rollout.max_turns``, or what the environment's spec says."""
+    """Maximum number of turns per episode. If not set, ``rollout.max_turns`` or the environment's
+    spec is used."""
     evaluation_split: Name | None = None
-    """Held-out tasks; none: ``evaluation.split``."""
+    """Split of the held-out tasks. If not set, ``evaluation.split`` is used."""
     validation_split: Name | None = None
-    """Tasks of validations; none: ``evaluation.validation_split``."""
+    """Split of the validation tasks. If not set, ``evaluation.validation_split`` is used."""
     check_split: Name | None = None
-    """Tasks of the warm start's checks; none: ``warm_start.check_split``."""
+    """Split of the tasks for the warm start's checks. If not set, ``warm_start.check_split`` is
+    used."""
     reset_s: Seconds | None = None
-    """None: ``deadlines.reset_s``, or what the environment's spec says."""
+    """Maximum seconds for a reset. If not set, ``deadlines.reset_s`` or the environment's spec is
+    used."""
     step_s: Seconds | None = None
-    """None: ``deadlines.step_s``, or what the environment's spec says."""
+    """Maximum seconds for a step. If not set, ``deadlines.step_s`` or the environment's spec is
+    used."""
     reward: PluginRef | None = None
-    """None: the run's ``reward``."""
+    """Reward of this environment. If not set, the run's ``reward`` is used."""
     shaping: Shaping | None = None
-    """None: the run's ``shaping``."""
+    """Reward shaping of this environment. If not set, the run's ``shaping`` is used."""
     algorithm: dict[str, Any] | None = None
-    """Options of the run's algorithm that are otherwise for this environment."""
+    """Options of the run's algorithm that differ for this environment."""
 
 
 class EnvEntry(PluginRef):
-    """One environment of several; keys that are not here are its own options."""
+    """One environment of several; all other keys are its own options."""
 
     name: Name | None = None
-    """What tasks, reports and the placement call it; none: its id, with ``#`` and its place in the
-    list where the same id stands more than once."""
+    """Name of the environment in tasks, reports and the placement. If not set, its id is used,
+    followed by ``#`` and the index in the list if the same id appears more than once."""
     weight: Positive = 1.0
-    """Its share of all tasks, against the weights of the others."""
+    """Share of this environment in all tasks, relative to the weights of the others."""
     run: EnvRun = EnvRun()
-    """What of the run is otherwise for this environment."""
+    """Settings of the run that differ for this environment."""
 
     @model_validator(mode="before")
     @classmethod
@@ -58,10 +62,10 @@ class EnvEntry(PluginRef):
 
 
 def joined_id(value: Any) -> Any:
-    """Return ``{adapter: gem, id: X}`` as ``{id: gem::X}``; anything else as it is.
+    """Return ``{adapter: gem, id: X}`` as ``{id: gem::X}``, and any other value unchanged.
 
     Raises:
-        ValueError: When adapter and id do not go together.
+        ValueError: If ``adapter`` is given without an ``id``, or ``id`` already names an adapter.
     """
     if not isinstance(value, dict) or "adapter" not in value:
         return value
@@ -69,15 +73,15 @@ def joined_id(value: Any) -> Any:
     adapter, foreign = value["adapter"], rest.get("id")
     if not isinstance(adapter, str) or not isinstance(foreign, str):
         raise ValueError(
-            "adapter and id go together: {adapter: gymnasium, id: FrozenLake-v1}, both text"
+            "adapter needs an id, both strings, such as {adapter: gymnasium, id: FrozenLake-v1}"
         )
     if SEPARATOR in foreign:
-        raise ValueError(f"id {foreign!r} names an adapter already: leave env.adapter out")
+        raise ValueError(f"id {foreign!r} already names an adapter: remove env.adapter")
     return {**rest, "id": f"{adapter}{SEPARATOR}{foreign}"}
 
 
 def _which_env(value: object) -> str:
-    """Return the class of ``env``: one environment, or a list of several."""
+    """Return the class name for ``env``: a single environment or a list of several."""
     return "EnvEntry" if isinstance(value, list | tuple) else "PluginRef"
 
 

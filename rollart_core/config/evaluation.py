@@ -1,8 +1,7 @@
-"""Sections of a run config that say how a run is measured, what it keeps or undoes, when it ends.
+"""Sections of a run config for evaluation, checkpoints, the guard and stopping.
 
-Takes: plain mappings. Gives: frozen sections, of which :mod:`rollart_core.config.run` makes a run
-config. Never: imports torch, or a plugin's code; or judges a batch
-(:mod:`rollart_core.training.guard` does).
+Takes: plain mappings. Gives: frozen sections, which :mod:`rollart_core.config.run` uses. Never:
+imports torch or a plugin's code, or judges a batch (:mod:`rollart_core.training.guard` does).
 """
 
 from __future__ import annotations
@@ -23,149 +22,157 @@ from rollart_core.config.base import (
 )
 
 ValidationMetric = Literal["validation/success", "validation/score"]
-"""What a validation measures."""
+"""Metrics that a validation measures."""
 
 VALIDATION_SPLITS = ("validation", "val")
 """Names of splits that an environment declares for validation."""
 
 
 class StopWhen(Section):
-    """Training ends by what was learned, as validations measure it."""
+    """End training when a validation metric reaches a value or stops improving."""
 
     metric: ValidationMetric
-    """``validation/success`` or ``validation/score``."""
+    """Metric to watch: ``validation/success`` or ``validation/score``."""
     value: Number | None = None
-    """Training ends when ``metric`` is at least this in ``patience`` validations in a row; none:
-    when ``patience`` validations in a row were not above the best one before them."""
+    """Training ends when ``metric`` is at least this value in ``patience`` consecutive validations.
+    If not set, training ends when ``patience`` consecutive validations do not exceed the best
+    earlier one."""
     patience: PositiveInt = 2
-    """Validations in a row."""
+    """Number of consecutive validations that must meet the condition. Increase it if validations
+    are noisy."""
 
 
 class Stop(Section):
-    """When training ends: at the first that comes true."""
+    """When training ends: the first limit or condition that is met ends it."""
 
     batches: PositiveInt | None = None
-    """Weight publications: the budget that does not depend on the speed of the machine."""
+    """Maximum number of weight publications. This limit does not depend on the speed of the
+    machine."""
     wall_s: Seconds | None = None
-    """Seconds of RL training (set-up, warm start and the evaluations before and after it are not
-    counted, validations are)."""
+    """Maximum seconds of RL training. Validations are included. Set-up, warm start, and the
+    evaluations before and after training are not."""
     when: StopWhen | None = None
-    """A condition on validations, which needs ``evaluation.every_batches``; none: only the limits
-    end the run."""
+    """A condition on validations. It needs ``evaluation.every_batches``. If not set, only the
+    limits end the run."""
 
     @model_validator(mode="after")
     def _one_at_least(self) -> Stop:
         if self.batches is None and self.wall_s is None:
-            limits = "stop needs batches or wall_s, or the run never ends"
+            limits = "stop needs batches or wall_s; without them the run never ends"
             if self.when is not None:
-                limits += ": stop.when may never come true, and one of them is its upper limit"
+                limits += ": stop.when may never be met, so it needs one of them as an upper limit"
             raise ValueError(limits)
         return self
 
 
 class Evaluation(Section):
-    """Held-out tasks: before and after training, and (validation) while it goes on."""
+    """Evaluation on held-out tasks before and after training, and validation during training."""
 
     split: Name = "test"
-    """Tasks that are held out."""
+    """Split of the held-out tasks."""
     tasks: PositiveInt = 100
-    """How many; always the same ones."""
+    """Number of held-out tasks. They are always the same tasks."""
     samples_per_task: PositiveInt = 1
-    """Sampled episodes a task."""
+    """Number of sampled episodes per task."""
     greedy: bool = True
-    """Also report greedy decoding."""
+    """Whether to report results of greedy decoding too."""
     every_batches: PositiveInt | None = None
-    """Weight publications between two validations; one more is at the beginning, and one at the
-    end. None: there is no validation."""
+    """Number of weight publications between two validations. Validations also run at the start and
+    at the end. If not set, there are no validations."""
     validation_tasks: PositiveInt = 64
-    """Tasks of a validation, one sampled episode each; always the same ones. There are
-    fewer where more than a fifth of the training tasks would be taken out for them."""
+    """Number of validation tasks, with one sampled episode each. They are always the same tasks.
+    The number is smaller if these tasks would be more than a fifth of the training tasks."""
     validation_split: Name | None = None
-    """The split they are of, which is neither trained on nor tested. None: the split that the
-    environment calls ``validation`` or ``val``; where it has none, tasks are taken out of
-    ``rollout.split`` by a hash of the task (of its product, or what else makes tasks alike), and
-    neither training nor the warm start sees them."""
+    """Split of the validation tasks, which is used neither for training nor for testing. If not
+    set, the environment's split ``validation`` or ``val`` is used. If it has neither, tasks are
+    held out of ``rollout.split`` by a hash of the task, or of its cluster of similar tasks.
+    Training and the warm start do not use them."""
 
 
 class Checkpoint(Section):
-    """What is kept for ``--resume``, and which weights are the result."""
+    """Which checkpoints are kept for ``--resume``, and which weights are the result."""
 
     every_batches: PositiveInt = 10
-    """Weight publications between two checkpoints."""
+    """Number of weight publications between two checkpoints. Decrease it to lose less work after a
+    crash."""
     keep: PositiveInt = 2
-    """How many of the newest are kept, besides the best."""
+    """Number of newest checkpoints to keep, in addition to the best one."""
     keep_best: ValidationMetric | None = None
-    """The trained model is that of the best validation by this metric (of equal ones the
-    latest), and its checkpoint is kept; needs ``evaluation.every_batches``. None: the trained
-    model is the last one."""
+    """Use the weights of the best validation by this metric as the trained model, and keep their
+    checkpoint. Of equal validations, the latest counts. It needs ``evaluation.every_batches``. If
+    not set, the last weights are the trained model."""
 
 
 SWITCHES = ("on", "off")
-"""What ``guard`` may be instead of a section."""
+"""Values that ``guard`` may have instead of a section."""
 
 _Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class GuardLimits(Section):
-    """What a batch may show before the guard undoes it. ``null`` for a limit: that is not watched.
+    """Limits on a batch: the guard undoes batches that exceed them. ``null`` disables a limit.
 
-    Apart from ``not_finite``, nothing is judged before 16 batches. A limit that a running median or
-    quantile widens takes it over the last 200 batches.
+    Apart from ``not_finite``, no limit applies before batch 16. Running medians and quantiles cover
+    the last 200 batches.
     """
 
     drop: _Share | None = 0.2
-    """How far the mean of the last 2, 4 or 8 batches may fall below the best mean of 16: of
-    success, or of reward as a share of its range (the larger of the best and the gain since the
-    beginning)."""
+    """Maximum fall of the mean over the last 2, 4 or 8 batches below the best mean over 16 batches.
+    For success, it is an absolute difference. For reward, it is a share of the best mean or of the
+    gain since the start, whichever is larger."""
     noise: Positive = 6.0
-    """A fall also counts only when it is more than this many standard errors, as the batches before
-    show them."""
+    """A fall counts only if it is larger than this many standard errors, estimated from earlier
+    batches."""
     kl: Positive | None = 0.2
-    """Most ``train/approx_kl``; 4 times the running 99% quantile where that is more."""
+    """Maximum ``train/approx_kl``, or 4 times its running 99% quantile if that is larger."""
     ratio: Positive | None = 50.0
-    """Most ``train/is_ratio_max``; 4 times the running 99% quantile where that is more. It counts
-    when 2 of the last 8 batches are above."""
+    """Maximum ``train/is_ratio_max``, or 4 times its running 99% quantile if that is larger. The
+    guard trips if 2 of the last 8 batches exceed it."""
     grad_norm: Positive | None = 25.0
-    """Most gradient norm before clipping, as a multiple of its running median; 4 times the running
-    99% quantile where that is more. It counts when 2 of the last 8 batches are above."""
+    """Maximum gradient norm before clipping, as a multiple of its running median, or 4 times the
+    running 99% quantile if that is larger. The guard trips if 2 of the last 8 batches exceed it."""
     entropy_low: _Share | None = 0.05
-    """Least entropy, mean of 4 batches, as a share of its running median. This limit and those that
-    follow are ignored while success or reward is at its best."""
+    """Minimum entropy (mean of 4 batches) as a share of its running median. This limit and the
+    following ones are ignored while success or reward is at its best."""
     entropy_high: Positive | None = 8.0
-    """Most entropy, mean of 4 batches, as a multiple of its running median, and 0.3 more than
-    that median at least."""
+    """Maximum entropy (mean of 4 batches) as a multiple of its running median. The limit is at
+    least that median plus 0.3."""
     repeated: _Share | None = 0.5
-    """Share of the text that did not repeat itself (``rollout/repeated_share``, running median) and
-    does so now, mean of 4 batches."""
+    """Maximum rise of the share of repeated text (``rollout/repeated_share``, mean of 4 batches)
+    above its running median, as a share of the text that did not repeat."""
     length: Annotated[float, Field(gt=1, le=MOST)] | None = 3.0
-    """By which factor the sampled tokens of a trajectory, mean of 8 batches, may leave their
-    running median, up or down."""
+    """Maximum factor by which the sampled tokens per trajectory (mean of 8 batches) may deviate
+    from their running median, up or down."""
     not_finite: PositiveInt | None = 2
-    """So many batches in a row with an update that was not finite. Such an update is never applied;
-    three in a row count without this limit too."""
+    """Number of consecutive batches with a non-finite update that trip the guard. Such an update is
+    never applied. Three in a row trip it even without this limit."""
 
 
 class Guard(Section):
-    """When training has gone wrong, go back to the last good checkpoint with a lower rate."""
+    """When training goes wrong, return to the last good checkpoint with a lower learning rate."""
 
     max_rollbacks: Count = 3
-    """How often the run goes back. At the next trip it stops with its best weights, and fails."""
+    """Maximum number of rollbacks. At the next trip the run stops with its best weights and
+    fails."""
     lr_factor: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """The learning rate is multiplied by this each time."""
+    """Factor that multiplies the learning rate at each rollback."""
     watch: Literal["success", "reward"] | None = None
-    """What must not fall: the mean success of a batch, or its mean reward; none: success where an
-    environment says it, else reward. ``success`` is refused where no environment reports it."""
+    """The mean that must not fall: success or reward of a batch. If not set, success is used if the
+    environment reports it, otherwise reward. ``success`` is rejected if no environment reports
+    it."""
     window: PositiveInt = 8
-    """Without validations, a checkpoint counts as good when so many batches after it passed."""
+    """Number of later batches that must pass before a checkpoint counts as good, in a run without
+    validations."""
     limits: GuardLimits = GuardLimits()
-    """What a batch may show."""
+    """Limits on a batch. Change one only if the guard trips on healthy batches or misses bad
+    ones."""
 
 
 def guard_section(value: Any) -> Any:
-    """Return what a config says of the guard as keys of the section; None: it is off.
+    """Return the value of ``guard`` as keys of the section, or None if the guard is off.
 
     Raises:
-        ValueError: When it is neither a switch nor a section.
+        ValueError: If the value is neither a switch nor a section.
     """
     if value is None or value == "off":
         return None

@@ -1,8 +1,8 @@
-"""From a YAML file and ``key=value`` overrides to a checked :class:`RunConfig`, and back.
+"""Load a YAML file with ``key=value`` overrides as a checked :class:`RunConfig`, and write it.
 
-Takes: a path, overrides. Gives: a RunConfig that holds together by itself, or one ConfigError with
-a line for every problem. Never: imports torch or a plugin's code
-(:mod:`rollart_core.config.resolve` does the latter).
+Takes: a path, overrides. Gives: a consistent RunConfig, or one ConfigError with a line for every
+problem. Never: imports torch or a plugin's code (:mod:`rollart_core.config.resolve` does the
+latter).
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ from rollart_core.errors import ConfigError, first_line
 from rollart_core.suggestions import no_such_file
 
 RECORD_KEY = "resolved_with"
-"""What a run's own ``config.yaml`` adds: versions of the plugins. A record, not a setting."""
+"""Key that a run adds to its own ``config.yaml``: plugin versions. It is a record, not a
+setting."""
 
 MAX_BYTES = 2**20
-"""Most that is read of a config file: names such as /dev/zero have no end."""
+"""Maximum number of bytes read from a config file, because files such as /dev/zero have no end."""
 _MOST_VALUES = 100_000
 _NOT_YAML = (
     *(yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError),
     *(ArithmeticError, RecursionError),
 )
-"""What PyYAML raises of a text that is no YAML, or has a tag that its value does not fit."""
+"""Exceptions that PyYAML raises for text that is not YAML, or for a tag that does not fit its
+value."""
 
 _MODES: dict[str, type[SyncRun] | type[AsyncRun]] = {"sync": SyncRun, "async": AsyncRun}
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(object, config=ConfigDict(ser_json_inf_nan="constants"))
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a run config.
+    """Load a run config.
 
     Args:
         path: A YAML file.
-        overrides: ``key=value`` each, dotted keys, values in YAML; applied in order.
+        overrides: ``key=value`` strings with dotted keys and YAML values, applied in order.
 
     Raises:
-        ConfigError: With one line a problem: ``file: key: what is wrong and how to mend it``.
+        ConfigError: With one line per problem: ``file: key: the problem and how to fix it``.
     """
     source = Path(path)
     mapping = read_run_config(source)
@@ -58,12 +60,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 def load_mapping(
     mapping: Mapping[str, Any], source: Path, overridden: Sequence[tuple[str, ...]] = ()
 ) -> RunConfig:
-    """Return the config a mapping stands for.
+    """Return the config for a mapping.
 
     Args:
-        mapping: As read, overrides applied.
-        source: What errors call it.
-        overridden: Paths of keys that came from the command line.
+        mapping: The mapping of the file, with overrides applied.
+        source: The name of the config in errors.
+        overridden: Paths of keys from the command line.
 
     Raises:
         ConfigError: As :func:`load_config`.
@@ -77,15 +79,15 @@ def load_mapping(
 def as_error(
     problems: Sequence[Problem], source: str | Path, overridden: Sequence[tuple[str, ...]] = ()
 ) -> ConfigError:
-    """Return one error with a line for each problem, and where its key stands."""
+    """Return one error with a line for each problem and the source of its key."""
     lines = [f"{_origin(p, source, overridden)}: {p.within()}" for p in dict.fromkeys(problems)]
     return ConfigError("\n".join(lines))
 
 
 def validate(mapping: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
-    """Return the config a mapping stands for, and all that is wrong with it.
+    """Return the config for a mapping, and all its problems.
 
-    The config is None when the mapping does not fit the schema at all.
+    The config is None if the mapping does not match the schema.
     """
     mapping = {k: v for k, v in mapping.items() if k != RECORD_KEY}
     mode = mapping.get("mode", "async")
@@ -104,18 +106,18 @@ def read_run_config(path: Path) -> dict[str, Any]:
     """Read the mapping of a run config.
 
     Raises:
-        ConfigError: As :func:`read_yaml`; and for a suite, which is another command's.
+        ConfigError: As :func:`read_yaml`, and for a suite, which `rollart eval` runs.
     """
     mapping = read_yaml(path)
     if is_suite(mapping):
         raise ConfigError(
-            f"{path}: this is a suite of environments: `rollart eval {path}` plays it"
+            f"{path}: this is a suite of environments: run it with `rollart eval {path}`"
         )
     return mapping
 
 
 def is_suite(mapping: Mapping[str, Any]) -> bool:
-    """Return whether a file is a suite of environments, and not a run config."""
+    """Return whether a file is a suite of environments and not a run config."""
     return "suite" in mapping
 
 
@@ -123,22 +125,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping.
 
     Raises:
-        ConfigError: When there is no such file, or it is not YAML, or not a mapping.
+        ConfigError: If the file does not exist, is not YAML, or is not a mapping.
     """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigError(
-                f"{path}: is longer than {MAX_BYTES} bytes, which no config is; name a YAML file"
+                f"{path}: is longer than the limit of {MAX_BYTES} bytes; give a YAML file"
             )
         text = content.decode()
     except FileNotFoundError as e:
         raise ConfigError(no_such_file(path)) from e
     except IsADirectoryError as e:
-        raise ConfigError(f"{path}: is a folder; name a file") from e
+        raise ConfigError(f"{path}: is a folder; give a file") from e
     except UnicodeDecodeError as e:
-        raise ConfigError(f"{path}: is no text file (UTF-8); name a YAML file") from e
+        raise ConfigError(f"{path}: is not a text file (UTF-8); give a YAML file") from e
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {first_line(str(e))}") from e
     try:
@@ -151,7 +153,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def dump_yaml(mapping: Mapping[str, Any]) -> str:
-    """Return YAML that :func:`read_yaml` reads back as the same mapping."""
+    """Return YAML that :func:`read_yaml` reads as the same mapping."""
     return yaml.dump(
         _ANYTHING.dump_python(dict(mapping), mode="json"),
         Dumper=_Dumper,
@@ -161,10 +163,10 @@ def dump_yaml(mapping: Mapping[str, Any]) -> str:
 
 
 def apply_override(mapping: dict[str, Any], override: str) -> tuple[str, ...]:
-    """Set one ``key=value`` in ``mapping``, making the sections on its way; return its path.
+    """Set one ``key=value`` in ``mapping``, creating missing sections; return its path.
 
     Raises:
-        ConfigError: When it is not ``key=value``, or its path leads into something else.
+        ConfigError: If it is not ``key=value``, or its path goes through a value.
     """
     key, separator, text = override.partition("=")
     path = tuple(key.split("."))
@@ -182,16 +184,16 @@ def apply_override(mapping: dict[str, Any], override: str) -> tuple[str, ...]:
 
 
 def _descend(holder: Any, part: str, override: str, after: str) -> Any:
-    """Return the section at ``part``, made or spelled out where it is missing or short."""
+    """Return the section at ``part``; create a missing one and expand a short form."""
     key: Any = _index(holder, part, override) if isinstance(holder, list) else part
     inner = holder[key] if isinstance(holder, list) else holder.get(key)
     if inner is None or (part == "guard" and inner in SWITCHES):
-        inner = {}  # a key of a section that is switched on or off makes it a section
+        inner = {}  # a key of a section that is on or off makes it a section
     elif isinstance(inner, str):
-        # `env: webshop` is short for `env: {id: webshop}`; a runtime has a kind, a model a path.
+        # `env: webshop` is short for `env: {id: webshop}`. A runtime has a kind, a model a path.
         inner = {{"runtime": "kind", "model": "path"}.get(part, "id"): inner}
     elif not isinstance(inner, dict | list):
-        raise ConfigError(f"override {override!r}: {part} is {inner!r}, it has no key {after!r}")
+        raise ConfigError(f"override {override!r}: {part} is {inner!r} and has no key {after!r}")
     holder[key] = inner
     return inner
 
@@ -210,17 +212,17 @@ def _index(holder: list[Any], part: str, override: str) -> int:
 
 
 def _origin(problem: Problem, source: str | Path, overridden: Sequence[tuple[str, ...]]) -> str:
-    """Name where the mistaken key stands: the command line or the file."""
+    """Return the source of the key: the command line or the file."""
     path = tuple(map(str, problem.path))
     given = any(path[: len(key)] == key for key in overridden)
     return "command line" if given else str(source)
 
 
 def _parsed(text: str) -> Any:
-    """Return what a YAML text says.
+    """Return the value of a YAML text.
 
     Raises:
-        YAMLError: When it is none, or one that anchors make larger than ``_MOST_VALUES``.
+        YAMLError: If it is not YAML, or if anchors make it larger than ``_MOST_VALUES``.
     """
     loaded = yaml.load(text, Loader=_Loader)
     waiting, count = [loaded], 0
@@ -228,7 +230,7 @@ def _parsed(text: str) -> Any:
         value = waiting.pop()
         count += 1
         if count > _MOST_VALUES:
-            raise yaml.YAMLError(f"more than {_MOST_VALUES} values, those of anchors included")
+            raise yaml.YAMLError(f"more than {_MOST_VALUES} values, including those of anchors")
         if isinstance(value, dict):
             waiting += [*value, *value.values()]
         elif isinstance(value, list | tuple | set):
@@ -248,7 +250,7 @@ def _yaml_reason(error: Exception) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's scalars: ``off`` is a string, ``3e-4`` a number; no key twice."""
+    """SafeLoader with YAML 1.2 scalars (``off`` is a string, ``3e-4`` a number) and unique keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = []
@@ -262,7 +264,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """The writer that matches :class:`_Loader`."""
+    """The dumper that matches :class:`_Loader`."""
 
 
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
@@ -274,7 +276,7 @@ _INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+)$")
 
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """Return YAML 1.2's implicit types by first character: null and merge as PyYAML has them."""
+    """Return YAML 1.2's implicit types by first character; null and merge as in PyYAML."""
     ours = {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:float", "tag:yaml.org,2002:int"}
     dropped = {*ours, "tag:yaml.org,2002:timestamp"}
     table = {

@@ -1,7 +1,7 @@
-"""Sections that say which model is trained or scored; and for the planner what shape it has.
+"""Sections of a run config for the model to train or score, and its shape for planning.
 
-Takes: plain mappings. Gives: frozen sections, of which :mod:`rollart_core.config.run` makes a run
-config. Never: looks for a file of a model, or imports torch.
+Takes: plain mappings. Gives: frozen sections, which :mod:`rollart_core.config.run` uses. Never:
+reads a model's files or imports torch.
 """
 
 from __future__ import annotations
@@ -22,38 +22,39 @@ from rollart_core.config.base import (
 
 
 class Shape(Section):
-    """The shape of a decoder, for a model whose ``config.json`` may not be on this machine."""
+    """Shape of a decoder model whose ``config.json`` may not be on this machine."""
 
     num_params: Parameters
-    """All parameters."""
+    """Total number of parameters."""
     num_layers: PositiveInt
-    """Decoder layers."""
+    """Number of decoder layers."""
     num_heads: PositiveInt
-    """Query heads."""
+    """Number of query heads."""
     num_kv_heads: PositiveInt
-    """Key and value heads."""
+    """Number of key and value heads."""
     head_dim: PositiveInt
-    """Width of a head."""
+    """Dimension of each head."""
     num_active_params: Annotated[int, Field(ge=0, le=10**15)] = 0
-    """Of a mixture of experts: parameters that one token goes through."""
+    """Number of parameters that one token uses (mixture of experts only)."""
     num_experts: Count = 0
-    """Of a mixture: experts of a layer."""
+    """Number of experts per layer (mixture of experts only)."""
     experts_per_token: Count = 0
-    """Of a mixture: experts of a layer that one token goes through."""
+    """Number of experts per layer that one token uses (mixture of experts only)."""
     width: Count = 0
-    """Of the residual stream; 0: ``num_heads`` times ``head_dim``."""
+    """Width of the residual stream. If 0, it is ``num_heads`` times ``head_dim``."""
     vocab_size: Count = 0
-    """Tokens; 0: what logits take is not reckoned."""
+    """Number of tokens in the vocabulary. If 0, the plan ignores the memory of logits."""
     num_outer_params: Annotated[int, Field(ge=0, le=10**15)] = 0
-    """Parameters outside of the layers, embeddings and head; 0: taken to be few."""
+    """Number of parameters outside of the layers (embeddings and head). If 0, the plan assumes
+    few."""
 
     @model_validator(mode="after")
     def _mixture_is_whole(self) -> Shape:
         mixture = (self.num_active_params, self.num_experts, self.experts_per_token)
         if any(mixture) and not all(mixture):
             raise ValueError(
-                "a mixture of experts needs all of num_active_params, num_experts and "
-                "experts_per_token; leave all three out for a dense model"
+                "a mixture of experts needs num_active_params, num_experts and "
+                "experts_per_token; remove all three for a dense model"
             )
         if self.num_active_params > self.num_params:
             raise ValueError(
@@ -74,63 +75,63 @@ class Shape(Section):
 
 
 class RequestedWorkload(Section):
-    """What an episode asks of the hardware, where it is known better than the spec declares it."""
+    """Hardware demand of an episode, which replaces the values of the environment's spec."""
 
     prefill_tokens: NonNegative
-    """Tokens a turn adds to the prompt."""
+    """Number of tokens that a turn adds to the prompt."""
     decode_tokens: Positive
-    """Tokens sampled a turn."""
+    """Number of sampled tokens per turn."""
     turns: Annotated[float, Field(ge=1, le=MOST)]
-    """Of an episode."""
+    """Number of turns per episode."""
     env_s: NonNegative = 0.0
-    """Seconds of the environment a turn."""
+    """Seconds that the environment takes per turn."""
     reward_s: NonNegative = 0.0
-    """Seconds of scoring an episode."""
+    """Seconds of scoring per episode."""
 
 
 class ModelPath(Section):
-    """A model that exists: a local folder or a hub id."""
+    """An existing model: a local folder or a hub id."""
 
     case: ClassVar[str] = "a model that exists (no model.kind)"
 
     path: str
-    """A folder with a ``config.json``, or a hub id."""
+    """Folder with a ``config.json``, or a hub id."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights, in engine and trainer."""
+    """Data type of the weights, in the engine and in the trainer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """``auto``: CUDA where there is a device, else the CPU."""
+    """Device of the model. ``auto`` uses CUDA if a device is available, otherwise the CPU."""
     shape: Shape | None = None
-    """For the planner, while its ``config.json`` is not on this machine; none: the cluster file may
-    have it."""
+    """Shape of the model for planning if its ``config.json`` is not on this machine. If not set,
+    the cluster file may define it."""
 
 
 class NewModel(Section):
-    """A small Qwen3-architecture model from nothing, with a tokenizer trained on the env's text."""
+    """A new small Qwen3-architecture model, with a tokenizer trained on the environment's text."""
 
     case: ClassVar[str] = "model.kind: new"
 
     kind: Literal["new"] = "new"
-    """Says that a model is to be made."""
+    """Selects a new model."""
     num_layers: Annotated[int, Field(gt=0, le=1_000)] = 3
-    """Decoder layers."""
+    """Number of decoder layers."""
     width: Annotated[int, Field(gt=0, le=1_000_000)] = 128
-    """Of the residual stream."""
+    """Width of the residual stream."""
     num_heads: Annotated[int, Field(gt=0, le=1_024)] = 2
-    """Query heads."""
+    """Number of query heads."""
     num_kv_heads: Annotated[int, Field(gt=0, le=1_024)] = 1
-    """Key and value heads; ``num_heads`` is a multiple of them."""
+    """Number of key and value heads. It must divide ``num_heads``."""
     head_dim: Annotated[int, Field(ge=2, le=4096, multiple_of=2)] = 64
-    """Even, for rotary embeddings turn pairs."""
+    """Dimension of each head. It must be even because rotary embeddings rotate pairs."""
     ffn_width: Annotated[int, Field(gt=0, le=1_000_000)] = 384
-    """Of the SwiGLU layer."""
+    """Width of the SwiGLU layer."""
     vocab_size: Annotated[int, Field(gt=0, le=1_000_000)] = 1024
-    """Most tokens; the environment's own text may give fewer."""
+    """Maximum number of tokens in the vocabulary. The environment's text may yield fewer."""
     max_positions: Annotated[int, Field(gt=0, le=10_000_000)] = 4096
-    """Longest token row the model says it can read."""
+    """Maximum number of tokens in a row that the model declares to support."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights, in engine and trainer."""
+    """Data type of the weights, in the engine and in the trainer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """``auto``: CUDA where there is a device, else the CPU."""
+    """Device of the model. ``auto`` uses CUDA if a device is available, otherwise the CPU."""
 
     @model_validator(mode="after")
     def _heads_share_evenly(self) -> NewModel:
@@ -143,16 +144,16 @@ class NewModel(Section):
 
 
 class RemoteModel(Section):
-    """A model whose tokens only its server knows: messages in, text out (`rollart eval` alone)."""
+    """A model that only its server can tokenize: text in, text out (`rollart eval` only)."""
 
     case: ClassVar[str] = "model.kind: remote"
 
     kind: Literal["remote"] = "remote"
-    """Says that there are no files of it here; which model it is, ``engine`` says."""
+    """Selects a model without local files. ``engine`` selects the server and the model."""
 
 
 def _which_model(value: object) -> str:
-    """Return the class of a ``model`` section: all but a model in files say what they are."""
+    """Return the class name for a ``model`` section; a section without ``kind`` is a path."""
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
     if kind == "remote":
         return "RemoteModel"

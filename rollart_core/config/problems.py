@@ -1,7 +1,7 @@
-"""What is wrong with a config, one line a problem, with the key's path and a suggestion.
+"""Problems of a config: one line each, with the path of the key and a suggestion.
 
-Takes: pydantic's validation errors. Gives: :class:`Problem` records in a person's words.
-Never: raises them; the loader and the resolver collect all of them first.
+Takes: pydantic's validation errors. Gives: :class:`Problem` records in plain words. Never: raises
+them. The loader and the resolver collect all of them first.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rollart_core.errors import did_you_mean, first_line
 
 Models = tuple[type[BaseModel], ...]
 
-_TRUNCATION = "training needs the untruncated distribution, or logprobs would not be the policy's"
-_PENALTY = "penalties make the sampled distribution another one than the policy's"
+_TRUNCATION = "training needs logprobs of the policy, which truncated sampling does not give"
+_PENALTY = "training needs samples of the policy, and penalties change the sampled distribution"
 REFUSED = {
     **dict.fromkeys(("top_p", "top_k", "min_p", "typical_p"), _TRUNCATION),
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), _PENALTY),
 }
-"""Sampling options other tools have, and why there are none here."""
+"""Sampling options of other tools, and why RollArt rejects them."""
 
 _LISTS = frozenset({"tuple_type", "list_type"})
 _WANTED = {
@@ -34,7 +34,7 @@ _WANTED = {
     "string_too_long": "is too long: a name has at most 100 characters",
     **dict.fromkeys(("model_type", "dict_type"), "must be a section of keys"),
 }
-"""Kinds of pydantic's errors whose own words are Python's."""
+"""Replacements for messages of pydantic that mention Python types."""
 _MOST_NAMED = 3
 _LIMITS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _LIMITS |= {"multiple_of": "a multiple of"}
@@ -46,19 +46,19 @@ _OUT_OF_RANGE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong."""
+    """One problem of a config."""
 
     path: tuple[str | int, ...]
-    """Keys and list indices from the top of the file; empty: the file as a whole."""
+    """Keys and list indices from the top of the file; empty for the file as a whole."""
     message: str
 
     @property
     def key(self) -> str:
-        """The path with dots."""
+        """The path as a dotted key."""
         return ".".join(map(str, self.path))
 
     def under(self, *prefix: str | int) -> Problem:
-        """Return the same problem of a section that stands at ``prefix``."""
+        """Return the same problem for a section at ``prefix``."""
         return Problem((*prefix, *self.path), self.message)
 
     def within(self) -> str:
@@ -69,12 +69,12 @@ class Problem:
 def of_validation(
     error: ValidationError, model: type[BaseModel], others: Models = ()
 ) -> list[Problem]:
-    """Turn pydantic's errors into problems.
+    """Convert pydantic's errors to problems.
 
     Args:
-        error: What ``model`` raised.
-        model: The model that was asked.
-        others: Its alternatives: a key that only they know "has no effect" here.
+        error: The error that ``model`` raised.
+        model: The validated model.
+        others: Alternatives of the model. A key that only they have "has no effect" here.
     """
     return [_problem(details, model, others) for details in error.errors(include_url=False)]
 
@@ -101,7 +101,7 @@ def _problem(details: ErrorDetails, model: type[BaseModel], others: Models) -> P
 
 
 def _range(path: Sequence[str | int], models: Models) -> str:
-    """Return the whole range of a number, and its default; empty where it is not known."""
+    """Return the whole range of a number and its default, or an empty string if it is unknown."""
     name = next((str(part) for part in reversed(path) if isinstance(part, str)), "")
     for field in (model.model_fields[name] for model in models if name in model.model_fields):
         limits = dict(_limits([*field.metadata, field.annotation]))
@@ -122,7 +122,7 @@ def _spelled(number: Any) -> str:
 
 
 def _limits(parts: Iterable[Any]) -> Iterable[tuple[str, float]]:
-    """Yield the limits in annotations, and in what stands beside them in ``Annotated``."""
+    """Yield the limits in annotations and in the other arguments of ``Annotated``."""
     for part in parts:
         inner = [*typing.get_args(part), *getattr(part, "metadata", ())]
         yield from (
@@ -133,13 +133,13 @@ def _limits(parts: Iterable[Any]) -> Iterable[tuple[str, float]]:
 
 
 def unknown_key(name: str, models: Models, alternatives: Models = ()) -> str:
-    """Say why ``name`` is refused by ``models``: it belongs to an alternative, or to nobody."""
+    """Return why ``models`` reject ``name``: it belongs to an alternative, or to no model."""
     for other in alternatives:
         if name in other.model_fields:
             here = " or ".join(_case(m) for m in models)
             return f"has no effect with {here}; it belongs to {_case(other)}"
     if name in REFUSED:
-        return f"is refused: {REFUSED[name]}; rollout.temperature is what there is"
+        return f"is refused: {REFUSED[name]}; use rollout.temperature"
     inner = [f"{section}.{name}" for section in _sections_with(name, models)]
     if 0 < len(inner) <= _MOST_NAMED:
         return f"unknown key. Did you mean {' or '.join(map(repr, inner))}?"
@@ -149,7 +149,7 @@ def unknown_key(name: str, models: Models, alternatives: Models = ()) -> str:
 
 
 def _sections_with(name: str, models: Models) -> list[str]:
-    """Return the sections that stand at the same place and know this key."""
+    """Return the sections at the same level that have this key."""
     return [
         field
         for model in models
@@ -159,17 +159,17 @@ def _sections_with(name: str, models: Models) -> list[str]:
 
 
 def _case(model: type[BaseModel]) -> str:
-    """How a config file selects this model among its alternatives."""
+    """Return how a config file selects this model among its alternatives."""
     return getattr(model, "case", "") or model.__name__
 
 
 def _walk(
     loc: Sequence[str | int], models: Models, others: Models
 ) -> tuple[tuple[str | int, ...], Models, Models]:
-    """Follow ``loc`` down the models, leaving out the union tags that pydantic puts in.
+    """Follow ``loc`` down the models, without the union tags that pydantic inserts.
 
     Returns:
-        The path as the file has it, the models that hold its last key, and their alternatives.
+        The path as in the file, the models that have its last key, and their alternatives.
     """
     path: list[str | int] = []
     holders, alternatives = models, others
@@ -193,7 +193,7 @@ def _walk(
 
 
 def _sections_in(annotation: Any) -> Iterable[type[BaseModel]]:
-    """Yield the sections of which an annotation is one: not those in a list, nor plugins."""
+    """Yield the sections in an annotation, except those in a list and plugins."""
     if typing.get_origin(annotation) not in (tuple, list, dict):
         for inner in typing.get_args(annotation) or (annotation,):
             if isinstance(inner, type) and issubclass(inner, Section):
@@ -201,7 +201,7 @@ def _sections_in(annotation: Any) -> Iterable[type[BaseModel]]:
 
 
 def _models_in(annotation: Any) -> Iterable[type[BaseModel]]:
-    """Yield the models an annotation mentions: ``Model``, ``A | B``, ``tuple[Model, ...]``."""
+    """Yield the models in an annotation: ``Model``, ``A | B``, ``tuple[Model, ...]``."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         if issubclass(annotation, BaseModel):
             yield annotation

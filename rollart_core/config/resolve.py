@@ -1,7 +1,7 @@
-"""From a run config to a run that can start: every plugin found, every option checked.
+"""Resolve a run config: find every plugin and check every option.
 
-Takes: a RunConfig. Gives: a picklable :class:`ResolvedRun`, or one ConfigError that names every
-problem at once, before anything has started. Never: builds a plugin or starts a process.
+Takes: a RunConfig. Gives: a picklable :class:`ResolvedRun`, or one ConfigError that lists all
+problems before anything starts. Never: builds a plugin or starts a process.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class ResolvedScoring:
 
     @property
     def backends(self) -> tuple[ResolvedPlugin[RewardBackendSpec], ...]:
-        """The first, and the one to fall back to where there is one."""
+        """The backend, and the fallback if there is one."""
         return (self.backend,) if self.fallback is None else (self.backend, self.fallback)
 
     def as_dict(self, asked: Scoring, rewards: Sequence[RewardSpec]) -> dict[str, Any]:
-        """Return the section ``scoring`` as a config file may hold it."""
+        """Return the section ``scoring`` as plain data for a config file."""
         fallback = {"fallback": ref_of(self.fallback)} if self.fallback else {}
         return {**with_effect(asked, rewards), "backend": ref_of(self.backend), **fallback}
 
@@ -68,7 +68,7 @@ class ResolvedEngines:
     """A further class of engines."""
 
     name: str
-    """The pool they are."""
+    """Name of the class, and of its pool."""
     plugin: ResolvedPlugin[InferenceEngineSpec]
     count: int
 
@@ -79,9 +79,9 @@ class ResolvedRun:
 
     config: RunConfig
     envs: tuple[ResolvedEnv, ...]
-    """One at least."""
+    """At least one."""
     reward: ResolvedPlugin[RewardSpec] | None
-    """None: the return of the environment itself."""
+    """None: the return of the environment is the reward."""
     algorithm: ResolvedPlugin[AlgorithmSpec]
     engine: ResolvedPlugin[InferenceEngineSpec]
     weights: ResolvedPlugin[WeightChannelSpec]
@@ -90,12 +90,12 @@ class ResolvedRun:
     scoring: ResolvedScoring
     """Where rewards are computed."""
     deadlines: Deadlines
-    """As configured; of one environment, with ``reset_s`` and ``step_s`` from its spec where
-    None (each of several has its own)."""
+    """The deadlines of the config. In a run with one environment, ``reset_s`` and ``step_s`` come
+    from its spec if they are None (in a mix, each environment has its own)."""
     teacher: ResolvedPlugin[InferenceEngineSpec] | None = None
-    """The engine that runs the teacher; None: there is none."""
+    """The engine that runs the teacher, or None."""
     engines: tuple[ResolvedEngines, ...] = ()
-    """Further classes."""
+    """Further classes of engines."""
 
     @property
     def env(self) -> ResolvedPlugin[EnvSpec]:
@@ -103,22 +103,22 @@ class ResolvedRun:
         return self.envs[0].plugin
 
     def engine_on(self, pool: str) -> ResolvedPlugin[InferenceEngineSpec]:
-        """Return what generates on a pool."""
+        """Return the inference engine of a pool."""
         return next((e.plugin for e in self.engines if e.name == pool), self.engine)
 
     @property
     def max_turns(self) -> int:
-        """Turns of the longest episode."""
+        """Maximum number of turns over all environments."""
         return max(env.max_turns for env in self.envs)
 
     @property
     def has_rewards(self) -> bool:
-        """True when any environment is scored by a reward, and not by itself."""
+        """Whether a reward function scores any environment."""
         return any(env.reward is not None for env in self.envs)
 
     @property
     def is_mixed(self) -> bool:
-        """True when the config lists its environments."""
+        """Whether the config has a list of environments."""
         return isinstance(self.config.env, tuple)
 
     @property
@@ -133,22 +133,22 @@ class ResolvedRun:
 
     @property
     def engine_devices(self) -> int:
-        """Accelerators that one inference engine takes."""
+        """Number of accelerators that one inference engine uses."""
         return devices_of(self.engine)
 
     @property
     def trained_temperature(self) -> float:
-        """What the trainer divides logits by: what was sampled at, and 1 for demonstrations."""
+        """Divisor of logits in the trainer: the sampling temperature, or 1 for demonstrations."""
         return 1.0 if self.demonstrates else self.config.rollout.temperature
 
     @property
     def demonstrates(self) -> bool:
-        """Whether trajectories are the environments' experts', and not the policy's."""
+        """Whether trajectories come from the environments' experts and not from the policy."""
         return self.algorithm.spec.learns_from == "demonstrations"
 
     @property
     def beside(self) -> AuxiliaryModels:
-        """What the trainer has beside the policy."""
+        """The auxiliary models of the trainer."""
         config = self.config
         return AuxiliaryModels(
             lora=config.lora,
@@ -162,7 +162,7 @@ class ResolvedRun:
     def as_dict(self) -> dict[str, Any]:
         """Return the whole config as plain data, with every default and the plugins' versions.
 
-        ``load_config`` reads it back to an equal run.
+        ``load_config`` reads it as an equal run.
         """
         data = self.config.model_dump(mode="json", exclude={"deadlines"})
         data["deadlines"] = self.deadlines.model_dump(mode="json")
@@ -227,12 +227,12 @@ def resolve_run(
     """Find every plugin and check every option.
 
     Args:
-        config: What to resolve.
-        source: What to call the config in errors, such as its file.
-        import_classes: Also import every plugin's class in this process (``--dry-run`` does);
-            without it only modules that do not exist at all are found missing.
+        config: The config to resolve.
+        source: The name of the config in errors, such as its file.
+        import_classes: Also import every plugin's class in this process (``--dry-run`` does). If
+            False, only missing modules are detected.
         trains: False: the model is only evaluated.
-        generates: False: no model plays at all, and engine and model are not asked for.
+        generates: False: no model is used, and engine and model are not checked.
 
     Raises:
         ConfigError: With a line for each problem.
@@ -245,21 +245,21 @@ def resolve_run(
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What of a run was found, whatever else was not."""
+    """The plugins of a run that were found, and all problems."""
 
     config: RunConfig
     envs: tuple[ResolvedEnv, ...]
-    """Those that were found."""
+    """The environments that were found."""
     engine: ResolvedPlugin[InferenceEngineSpec] | None
     mapper: ResolvedPlugin[HardwareMapperSpec] | None
     run: ResolvedRun | None
-    """None where a plugin is missing."""
+    """None if a plugin is missing."""
     problems: list[Problem]
-    """All that is wrong."""
+    """All problems."""
 
     @property
     def engine_devices(self) -> int:
-        """Accelerators that one inference engine takes, as far as it was found."""
+        """Number of accelerators that one inference engine uses; 1 if it was not found."""
         return devices_of(self.engine) if self.engine else 1
 
 
@@ -273,17 +273,16 @@ def resolve_all(
     joins: bool = False,
     recorded: bool = False,
 ) -> Resolution:
-    """Find every plugin and check every option; return what was found, and all that is wrong.
+    """Find every plugin and check every option; return the result and all problems.
 
     Args:
-        config: What to resolve.
-        import_classes: As :func:`resolve_run` has it.
-        trains: The same.
-        generates: The same.
-        look_here: What options name (executables, images, files) must be on this machine.
-        joins: Engines and environments are on machines of a cluster that is joined: only what this
-            process itself uses is looked for.
-        recorded: It is a run directory's, with all defaults: options without effect are allowed.
+        config: The config to resolve.
+        import_classes: As in :func:`resolve_run`.
+        trains: As in :func:`resolve_run`.
+        generates: As in :func:`resolve_run`.
+        look_here: Executables, images and files in options must exist on this machine.
+        joins: Engines and environments run on a cluster: check only what this process uses.
+        recorded: The config is from a run directory, so options without effect are allowed.
     """
     problems: list[Problem] = []
     find = PluginFinder(problems.append, import_classes, look_here and not joins)
@@ -293,7 +292,7 @@ def resolve_all(
     engine, *engines = _engines(config, find)
     weights = find("weight_channels", config.weights, "weights")
     mapper = find("hardware_mappers", config.mapper, "mapper")
-    find_tracker = replace(find_own, look_here=look_here and trains)  # else nobody is told
+    find_tracker = replace(find_own, look_here=look_here and trains)  # else they are not used
     trackers = [find_tracker("trackers", t, "trackers", i) for i, t in enumerate(config.trackers)]
     teacher = _teacher(config, find)
     envs = resolve_envs(config, find, reward)
@@ -339,7 +338,7 @@ def _class(one: EngineClass, plugin: ResolvedPlugin[InferenceEngineSpec]) -> Res
 
 
 def _teacher(config: RunConfig, find: PluginFinder) -> ResolvedPlugin[InferenceEngineSpec] | None:
-    """Find the engine of the teacher, where there is one; what is wrong is noted."""
+    """Find the engine of the teacher, if there is one, and note its problems."""
     if config.teacher is None:
         return None
     teacher: ResolvedPlugin[InferenceEngineSpec] | None = find(
@@ -355,7 +354,7 @@ def _scoring(
     find: PluginFinder,
     rewards: Sequence[ResolvedPlugin[RewardSpec] | None],
 ) -> ResolvedScoring:
-    """Find the backends of rewards; what is wrong is noted."""
+    """Find the backends of rewards, and note their problems."""
     asked = config.scoring
     specs = [reward.spec for reward in rewards if reward is not None]
     backend = find("reward_backends", asked.backend_for(specs), "scoring", "backend")
@@ -372,25 +371,25 @@ def _scoring(
 def _reaching(
     channel: ResolvedPlugin[WeightChannelSpec],
 ) -> ResolvedPlugin[WeightChannelSpec]:
-    """Return it with the reach of what carries it, where it is one over another (``over``)."""
+    """Return the channel; one that runs over another (``over``) has the reach of the other."""
     over = channel.options.get("over")
     carrier = over.get("id") if isinstance(over, dict) else over
     if not isinstance(carrier, str):
         return channel
     try:
         beneath = cast("WeightChannelSpec", registry.find("weight_channels", carrier).spec)
-    except UserError:  # reported where its options are checked
+    except UserError:  # reported by the check of its options
         return channel
     return replace(channel, spec=replace(channel.spec, reach=beneath.reach))
 
 
 def _model_kind_problems(config: RunConfig, trains: bool) -> Iterable[Problem]:
-    """Yield why a model of this kind cannot be trained, or not be scored."""
+    """Yield why a model of this kind cannot be trained or scored."""
     if trains and isinstance(config.model, RemoteModel):
-        message = "remote: it has no weights here to train; score it with `rollart eval`"
+        message = "remote: it has no local weights to train; score it with `rollart eval`"
         yield Problem(("model", "kind"), message)
     if not trains and isinstance(config.model, NewModel):
-        message = "new: it has learned nothing yet; name a model with --model, or a run directory"
+        message = "new: it is untrained; give a model with --model, or a run directory"
         yield Problem(("model", "kind"), message)
 
 
@@ -400,7 +399,7 @@ def _learning_problems(
     envs: Sequence[ResolvedEnv],
     recorded: bool,
 ) -> Iterable[Problem]:
-    """Yield what does not go together where the run trains."""
+    """Yield contradictions in the settings of training."""
     yield from learning_problems(config, algorithm.spec, [env.spec for env in envs])
     if len(envs) == (len(config.env) if isinstance(config.env, tuple) else 1):
         yield from success_problems(config, [env.spec for env in envs])
@@ -411,7 +410,7 @@ def _learning_problems(
 def _group_size_problems(
     config: RunConfig, algorithm: ResolvedPlugin[AlgorithmSpec], import_classes: bool
 ) -> Iterable[Problem]:
-    """Yield where groups could get smaller than the algorithm can use."""
+    """Yield settings that allow groups smaller than the algorithm needs."""
     least = 2 if algorithm.spec.needs_groups else 1
     if import_classes:
         least = max(least, algorithm.cls().min_group_size)

@@ -1,8 +1,8 @@
-"""The environments of a run: one, or several with weights, each found and checked.
+"""Resolve the environments of a run: one, or several with weights.
 
-Takes: the ``env`` of a run config. Gives: a :class:`ResolvedEnv` for each, its sandbox in line with
-the deadlines, and problems with the index of the environment they are of. Never: builds an
-environment or starts a sandbox.
+Takes: the ``env`` of a run config. Gives: a :class:`ResolvedEnv` for each, with a sandbox that fits
+the deadlines, and problems with the index of their environment. Never: builds an environment or
+starts a sandbox.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ ENTRY_KEYS = ("name", "weight", "run")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 _WAIT_SHARE: Final = 0.8
-"""Of ``reset_s``: the wait for room ends before, with a reason, and leaves time for the start."""
+"""Share of ``reset_s``: the wait for capacity ends earlier, with a reason, and leaves time to
+start."""
 
 _UNTRUSTED_SANDBOX: Final = (
-    "{} has no wall: set its option trusted: true if the code may do whatever you may, or take "
+    "{} has no isolation: set its option trusted: true if you trust the code, or use "
     "another sandbox"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedEnv:
-    """One environment of a run, with all that is its own."""
+    """One environment of a run, with its own settings."""
 
     name: str
-    """What tasks, reports and the placement call it; where there is one environment, its id."""
+    """Name in tasks, reports and the placement; the id if there is only one environment."""
     plugin: ResolvedPlugin[EnvSpec]
     weight: float
     split: str
@@ -57,18 +58,18 @@ class ResolvedEnv:
     reset_s: float
     step_s: float
     reward: ResolvedPlugin[RewardSpec] | None
-    """None: the return of the environment itself."""
+    """None: the return of the environment is the reward."""
     validation_split: str = ""
-    """Empty: where there are validations, their tasks are taken out of ``split``."""
+    """Empty: validation tasks are held out of ``split`` if there are validations."""
     shaping: Shaping | None = None
-    """None: its rewards stay as they are."""
+    """None: its rewards are not changed."""
     algorithm: ResolvedPlugin[AlgorithmSpec] | None = None
-    """None, unless an environment of the run has settings of its own: then each has the run's
-    algorithm with its settings."""
+    """The run's algorithm with the settings of this environment. None if no environment of the run
+    has its own settings."""
 
     @property
     def spec(self) -> EnvSpec:
-        """What the environment says of itself."""
+        """The spec of the environment."""
         return self.plugin.spec
 
     @property
@@ -80,7 +81,7 @@ class ResolvedEnv:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """One environment as the config has it, and where."""
+    """One environment of the config, and its key."""
 
     key: tuple[str | int, ...]
     ref: PluginRef
@@ -92,12 +93,12 @@ class _Pending:
 def resolve_envs(
     config: RunConfig, find: PluginFinder, reward: ResolvedPlugin[RewardSpec] | None
 ) -> tuple[ResolvedEnv, ...]:
-    """Return the environments of a run; what is wrong is noted with ``find``.
+    """Return the environments of a run; problems are noted with ``find``.
 
     Args:
-        config: What to resolve.
-        find: Finds plugins; what it is told to note ends the run later.
-        reward: The run's own; an environment may have another.
+        config: The config to resolve.
+        find: Finds plugins and notes problems, which end the run later.
+        reward: The reward of the run. An environment may have another.
     """
     asked = _asked(config)
     found = [_found(config, one, find) for one in asked]
@@ -131,13 +132,13 @@ def with_algorithms(
     algorithm: ResolvedPlugin[AlgorithmSpec],
     find: PluginFinder,
 ) -> tuple[ResolvedEnv, ...]:
-    """Return the environments with the algorithm's settings for each, where any has its own.
+    """Return the environments with an algorithm for each, if any has its own settings.
 
     Args:
         config: The config.
-        envs: As :func:`resolve_envs` found them: all of the config's.
-        algorithm: The run's.
-        find: Finds plugins; what it is told to note ends the run later.
+        envs: All environments of the config, as :func:`resolve_envs` found them.
+        algorithm: The algorithm of the run.
+        find: Finds plugins and notes problems, which end the run later.
     """
     entries = config.env if isinstance(config.env, tuple) else ()
     if not any(entry.run.algorithm for entry in entries) or len(entries) != len(envs):
@@ -152,7 +153,7 @@ def with_algorithms(
 
 
 def entries_as_dicts(config: RunConfig, envs: Sequence[ResolvedEnv]) -> list[dict[str, Any]]:
-    """Return the environments as plain data that a config file may hold."""
+    """Return the environments as plain data for a config file."""
     assert isinstance(config.env, tuple)
     dicts = []
     for entry, env in zip(config.env, envs, strict=True):
@@ -173,7 +174,7 @@ def _asked(config: RunConfig) -> list[_Pending]:
 
 
 def _found(config: RunConfig, one: _Pending, find: PluginFinder) -> ResolvedPlugin[EnvSpec] | None:
-    """Find one environment and note what is wrong with it by itself."""
+    """Find one environment and note the problems of its own settings."""
     told: list[Problem] = []
     plugin = replace(find, note=told.append)("environments", one.ref, *one.key)
     for problem in told:
@@ -189,7 +190,7 @@ def _found(config: RunConfig, one: _Pending, find: PluginFinder) -> ResolvedPlug
 
 
 def _with_entry_keys(problem: Problem, one: _Pending) -> Problem:
-    """Return what is wrong; a misspelled key of the list is taken for the environment's option."""
+    """Return the problem; a misspelled key of the list entry looks like an option."""
     if not isinstance(one.ref, EnvEntry) or problem.path[:-1] != one.key:
         return problem
     near = did_you_mean(str(problem.path[-1]), ENTRY_KEYS)
@@ -223,7 +224,7 @@ def _resolved(
 
 
 def _splits(config: RunConfig, one: _Pending) -> dict[str, str]:
-    """Return the splits by their key in :class:`EnvRun`; of checks only where there are some."""
+    """Return the splits by their key in :class:`EnvRun`; that of checks only with a warm start."""
     wanted = {"split": config.rollout.split, "evaluation_split": config.evaluation.split}
     if config.warm_start:
         wanted["check_split"] = config.warm_start.check_split
@@ -257,7 +258,7 @@ def _names_taken(asked: Sequence[_Pending]) -> Iterator[Problem]:
     names = [one.name for one in asked]
     for i, name in enumerate(names):
         if name is not None and name in names[:i]:
-            message = f"{name!r} is the name of env.{names.index(name)} already"
+            message = f"{name!r} is already the name of env.{names.index(name)}"
             yield Problem(("env", i, "name"), message)
 
 
@@ -268,7 +269,7 @@ def _stand_twice(known: Sequence[tuple[_Pending, ResolvedPlugin[EnvSpec]]]) -> I
         if this in seen:
             first = known[seen.index(this)][0]
             message = (
-                f"{plugin.spec.id} with the same options is env.{first.key[-1]} already: "
+                f"{plugin.spec.id} with the same options is already env.{first.key[-1]}: "
                 "give that one the weight of both"
             )
             yield Problem(one.key, message)
@@ -282,7 +283,7 @@ def _env_problems(config: RunConfig, one: _Pending, spec: EnvSpec) -> list[Probl
             registry.find("sandboxes", spec.sandbox)
         except UserError as e:
             problems.append(Problem(one.key, f"{spec.id} runs in a sandbox: {e}"))
-    if ":" not in spec.id or split_id(spec.id):  # of unregistered code they are not known
+    if ":" not in spec.id or split_id(spec.id):  # unknown for unregistered code
         problems += _split_problems(config, one, spec)
     return problems
 
@@ -318,7 +319,7 @@ def _split_problems(config: RunConfig, one: _Pending, spec: EnvSpec) -> Iterable
 
 
 def no_split(spec: EnvSpec, split: str) -> str:
-    """Return what to say of a split that an environment does not have."""
+    """Return the message for a split that an environment does not have."""
     near = did_you_mean(split, spec.splits) or f" It has {', '.join(spec.splits)}."
     return f"{spec.id} has no split {split!r}.{near}"
 
@@ -326,7 +327,7 @@ def no_split(spec: EnvSpec, split: str) -> str:
 def _boxed(
     deadlines: Deadlines, env: ResolvedPlugin[EnvSpec]
 ) -> tuple[ResolvedPlugin[EnvSpec], list[Problem]]:
-    """Return an environment whose sandbox fits the run's deadlines, and what is wrong with it."""
+    """Return an environment whose sandbox fits the run's deadlines, and its problems."""
     reset_s = deadlines.reset_s or env.spec.timeouts.reset_s
     if registry.ISOLATION in env.options:
         options, faults = registry.sandbox_service().fit(env.options, deadlines, reset_s)
@@ -338,7 +339,7 @@ def _boxed(
 
 
 def runs_in_sandbox(env_id: str) -> bool:
-    """Return whether an environment's options name a sandbox and a pool."""
+    """Return whether an environment's options include a sandbox and a pool."""
     try:
         model = registry.config_model("environments", env_id)
     except UserError:
@@ -349,12 +350,12 @@ def runs_in_sandbox(env_id: str) -> bool:
 def with_sandbox_defaults(
     options: Mapping[str, Any], deadlines: Deadlines, reset_s: float
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Return the options of an environment that runs in a box, and what is wrong with them.
+    """Return the options of an environment that runs in a sandbox, and its problems.
 
     Args:
-        options: Checked by its own model.
-        deadlines: Of the run.
-        reset_s: Seconds a reset may take, which the wait for a box is part of.
+        options: Options that the environment's config model checked.
+        deadlines: The deadlines of the run.
+        reset_s: Maximum seconds of a reset, including the wait for a sandbox.
     """
     ref = PluginRef.model_validate(options["sandbox"])
     sandbox, problems = _resolved_sandbox(ref, deadlines.sandbox_ttl_s)
@@ -380,22 +381,22 @@ def _resolved_sandbox(ref: PluginRef, ttl_s: float) -> tuple[dict[str, Any], lis
         return given, [Problem(("sandbox", "id") if given else ("sandbox",), str(e))]
     if knows_ttl and not faults and float(options["ttl_s"]) < ttl_s:
         least = f"must not be shorter than deadlines.sandbox_ttl_s ({ttl_s:g} s)"
-        message = f"{options['ttl_s']:g} s: {least}; leave it out to have that"
+        message = f"{options['ttl_s']:g} s: {least}; remove it to use that value"
         faults = [Problem(("ttl_s",), message)]
     return {"id": ref.id, **options}, [fault.under("sandbox") for fault in faults]
 
 
 def agent_problems(config: RunConfig, specs: Sequence[EnvSpec]) -> Iterator[Problem]:
-    """Yield what is wrong with a run's agents, or with ``gateway`` where there are none.
+    """Yield problems of a run's agents, or of ``gateway`` without an agent.
 
     Args:
         config: The config.
-        specs: Of all its environments.
+        specs: The specs of all its environments.
     """
     agents = [spec for spec in specs if spec.kind == "agent"]
     if not agents:
         if has_no_agent(specs) and "gateway" in config.model_fields_set:
-            message = "has no effect where no environment is an agent; remove it"
+            message = "has no effect because no environment is an agent; remove it"
             yield Problem(("gateway",), message)
         return
     which = agents[0].id
@@ -403,22 +404,22 @@ def agent_problems(config: RunConfig, specs: Sequence[EnvSpec]) -> Iterator[Prob
         message = f"{which} is an agent, which needs aiohttp: pip install 'rollart[gateway]'"
         yield Problem(("env",), message)
     if config.warm_start is not None:
-        message = f"{which} is an agent, and has no oracle to learn from; remove it"
+        message = f"{which} is an agent, which has no oracle to learn from; remove it"
         yield Problem(("warm_start",), message)
     if getattr(config.model, "kind", None) == "remote":
         message = (
-            f"remote: {which} is an agent, whose episodes are recorded to the token: "
-            "give model.path, a folder with the tokenizer at least"
+            f"remote: {which} is an agent, whose episodes are recorded as tokens: "
+            "set model.path to a folder that has at least the tokenizer"
         )
         yield Problem(("model", "kind"), message)
     if len(agents) == len(specs) and "max_observation_chars" in config.rollout.model_fields_set:
-        message = "has no effect where all environments are agents; remove it"
+        message = "has no effect because all environments are agents; remove it"
         yield Problem(("rollout", "max_observation_chars"), message)
     runtime = config.runtime
     if isinstance(runtime, RayRuntime) and runtime.address and config.gateway.host in _LOOPBACK:
         message = (
-            f"{config.gateway.host}: env workers on other machines cannot reach it; give an "
-            "address of this machine that they can"
+            f"{config.gateway.host}: env workers on other machines cannot reach it; set an "
+            "address of this machine that they can reach"
         )
         yield Problem(("gateway", "host"), message)
 
@@ -426,11 +427,11 @@ def agent_problems(config: RunConfig, specs: Sequence[EnvSpec]) -> Iterator[Prob
 def program_problems(
     key: tuple[str | int, ...], options: Mapping[str, Any], episode_s: float
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the time that an agent gives its program.
+    """Yield problems of the time limit that an agent sets for its program.
 
     Args:
-        key: Where the environment stands.
-        options: Its options; ``program_s`` is that time, where there is one.
+        key: Key of the environment in the config.
+        options: Its options; ``program_s`` is the time limit, if it is set.
         episode_s: Deadline of the episode.
     """
     program_s = options.get("program_s")
@@ -440,7 +441,7 @@ def program_problems(
 
 
 def has_no_agent(specs: Sequence[EnvSpec]) -> bool:
-    """Whether that is known: of classes that nobody registered it is not."""
+    """Return whether no environment can be an agent; False if an unregistered class may be one."""
     return all(
         spec.kind == "step" and (":" not in spec.id or bool(split_id(spec.id))) for spec in specs
     )

@@ -1,7 +1,7 @@
-"""One plugin of a run config: found, its options checked, its class known to be there.
+"""Resolve one plugin of a run config: find it, check its options and its class.
 
-Takes: what a config names. Gives: a picklable :class:`ResolvedPlugin`, or problems. Never: builds a
-plugin, or stops at the first thing that is wrong.
+Takes: a plugin reference of a config. Gives: a picklable :class:`ResolvedPlugin`, or problems.
+Never: builds a plugin, or stops at the first problem.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from rollart_core.plugins.manager import Registered
 SpecT = TypeVar("SpecT", bound=PluginSpec)
 Note = Callable[[Problem], None]
 _BOXED = ("environments", "reward_backends")
-"""Kinds whose option ``sandbox`` names a box to be in."""
+"""Kinds whose option ``sandbox`` selects a sandbox to run in."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPlugin(Generic[SpecT]):
-    """One plugin of a run: found, and its options checked. Travels to any process."""
+    """One plugin of a run, with checked options. It can be sent to any process."""
 
     kind: str
     spec: SpecT
     options: dict[str, Any]
-    """Checked, converted and filled with defaults by the plugin's config model."""
+    """Options that the plugin's config model checked, converted and filled with defaults."""
     distribution: str
     version: str
 
     def build(self, **context: object) -> Any:
-        """Build the object: its class, from this process's entry points, with the options.
+        """Build the object: import its class in this process and pass the options.
 
         Args:
-            context: What the caller brings besides the options, by keyword.
+            context: Further keyword arguments from the caller.
 
         Raises:
-            UserError: When the class cannot be imported here.
+            UserError: If the class cannot be imported here.
         """
         return self.cls()(**self.options, **context)
 
@@ -55,15 +55,15 @@ class ResolvedPlugin(Generic[SpecT]):
 
 @dataclass(frozen=True, slots=True)
 class PluginFinder:
-    """Finds plugins and notes what is wrong instead of stopping at the first."""
+    """Finds plugins and notes problems instead of stopping at the first."""
 
     note: Note
     import_classes: bool
     look_here: bool = False
-    """Whether what options name (executables, images, files) must be on this machine."""
+    """Whether executables, images and files in options must exist on this machine."""
 
     def __call__(self, kind: str, ref: PluginRef, *key: str | int) -> Any:
-        """Return the plugin at ``key`` of the config; None where it is not to be had."""
+        """Return the plugin at ``key`` of the config, or None if it cannot be resolved."""
         if kind == "environments" and registry.ISOLATION in ref.options:
             return self._isolated(ref, key)
         try:
@@ -99,7 +99,7 @@ class PluginFinder:
         return ResolvedPlugin(found.kind, spec, options, plugin.distribution, plugin.version)
 
     def _isolated(self, ref: PluginRef, key: tuple[str | int, ...]) -> Any:
-        """Ask the environment's box; it need not be installed here."""
+        """Query the environment's sandbox; the environment need not be installed here."""
         try:
             service = registry.sandbox_service()
             faults = service.option_problems(ref.id, ref.options)
@@ -122,15 +122,15 @@ class PluginFinder:
 
 
 def missing(kind: str, plugin_id: str, options: Mapping[str, Any]) -> list[Problem]:
-    """Return what options name that this machine has not: executables, images, folders.
+    """Return the executables, images and folders in options that this machine lacks.
 
-    A config model may say it by a method ``missing() -> Mapping[str, str]``: option -> what is not
-    there, and how to mend it. Nothing that is named is started, fetched or imported.
+    A config model may define a method ``missing() -> Mapping[str, str]``: option -> what is
+    missing, and how to fix it. Nothing is started, fetched or imported.
 
     Args:
-        kind: Of the plugin.
-        plugin_id: Its id.
-        options: As its config model checked them.
+        kind: The kind of the plugin.
+        plugin_id: The id of the plugin.
+        options: The options, checked by its config model.
     """
     model = registry.config_model(kind, plugin_id)
     tell = getattr(model, "missing", None)
@@ -144,12 +144,12 @@ def missing(kind: str, plugin_id: str, options: Mapping[str, Any]) -> list[Probl
     ref = PluginRef.model_validate(box)
     try:
         return found + [p.under("sandbox") for p in missing("sandboxes", ref.id, ref.options)]
-    except (UserError, ValueError):  # reported where the sandbox's options are checked
+    except (UserError, ValueError):  # reported by the check of the sandbox's options
         return found
 
 
 def _as_its_class_says(spec: RewardSpec) -> RewardSpec:
-    """Return the spec of a reward that nobody registered, as far as its class tells."""
+    """Return the spec of an unregistered reward, with the attributes of its class."""
     cls = registry.resolve("rewards", spec.id)
     stateless = bool(getattr(cls, "stateless", True))
     group = isinstance(cls, type) and issubclass(cls, GroupReward)
@@ -165,5 +165,5 @@ def _exists(module: str) -> bool:
 
 
 def ref_of(plugin: ResolvedPlugin[Any]) -> dict[str, Any]:
-    """Return how a config file names the plugin: its id, and all its options."""
+    """Return the plugin as plain data for a config file: its id and all its options."""
     return {"id": plugin.spec.id, **plugin.options}

@@ -1,7 +1,7 @@
-"""The run config: what a YAML file and ``key=value`` overrides become.
+"""The run config: the schema of a YAML file with ``key=value`` overrides.
 
-Takes: plain mappings. Gives: a frozen :class:`RunConfig`. Never: imports torch, or a plugin's code
-(:mod:`rollart_core.config.resolve` checks the options of a plugin, against the plugin's own model).
+Takes: plain mappings. Gives: a frozen :class:`RunConfig`. Never: imports torch or a plugin's code
+(:mod:`rollart_core.config.resolve` checks a plugin's options against the plugin's own model).
 """
 
 from __future__ import annotations
@@ -35,209 +35,222 @@ from rollart_core.config.training import Trainer as Trainer
 
 
 class WarmStart(Section):
-    """Supervised steps on the env's ``oracle()`` before RL."""
+    """Supervised training on the environment's ``oracle()`` before RL."""
 
     lr: LearningRate = 3e-3
-    """Of AdamW, apart from the one RL uses."""
+    """Learning rate of AdamW in the warm start. RL uses ``trainer.lr``."""
     warmup_train_steps: PositiveInt = 10
-    """Train steps over which the learning rate rises to ``lr``."""
+    """Number of train steps over which the learning rate rises to ``lr``."""
     batch_size: PositiveInt = 16
-    """Demonstrations a train step, each used once."""
+    """Number of demonstrations per train step. Each demonstration is used once."""
     max_train_steps: PositiveInt = 600
-    """Most train steps."""
+    """Maximum number of train steps."""
     until_success: Fraction = 0.37
-    """Stop when sampled success on the check split reaches this."""
+    """Stop the warm start when sampled success on the check split reaches this value."""
     check_every: PositiveInt = 10
-    """Train steps between checks (once the loss is low enough to be worth it)."""
+    """Number of train steps between checks. Checks start when the loss is low enough."""
     check_tasks: PositiveInt = 64
-    """Tasks of a check."""
+    """Number of tasks per check."""
     check_split: Name = "warm"
-    """Split of the checks, so that neither training nor test tasks choose when to stop."""
+    """Split of the check tasks. A separate split avoids that training or test tasks decide when to
+    stop."""
     max_wall_s: Seconds | None = None
-    """Most seconds; none: ``max_train_steps`` is the only limit, on machines of any speed."""
+    """Maximum seconds of the warm start. If not set, only ``max_train_steps`` limits it,
+    independent of the speed of the machine."""
 
 
 class EngineClass(Section):
-    """A further class of inference engines, beside those of ``engine``."""
+    """A further class of inference engines, in addition to those of ``engine``."""
 
     name: Name
-    """What placements, reports and `rollart scale` call it: its engines are a pool of this name.
-    With ``runtime: ray`` it is one of ``runtime.pools``, which then has no other engines."""
+    """Name of the class in placements, reports and `rollart scale`. Its engines form a pool of this
+    name. With ``runtime: ray``, it names one of ``runtime.pools``, which then has no other
+    engines."""
     engine: PluginRef
-    """What generates there."""
+    """Inference engine of this class."""
     count: Processes = 1
-    """How many, beside ``runtime.num_engines`` of ``engine``."""
+    """Number of engines of this class, in addition to ``runtime.num_engines`` of ``engine``."""
 
 
 class Rollout(Section):
-    """How trajectories are made."""
+    """How trajectories are generated."""
 
     split: Name = "train"
-    """Tasks to train on."""
+    """Split of the training tasks."""
     groups_per_batch: PositiveInt = 16
-    """Groups the trainer takes at once."""
+    """Number of groups per training batch."""
     group_size: PositiveInt = 8
-    """Trajectories of one task."""
+    """Number of trajectories per task. Increase it if many groups have equal rewards."""
     min_group_size: PositiveInt = 2
-    """A group left with fewer members than this by failures is dropped and replaced."""
+    """Minimum number of members of a group. A group that has fewer members left after failures is
+    dropped and replaced."""
     small_groups: Literal["replace", "requeue"] = "replace"
-    """What comes for a group that is dropped for being too small: the next task (those that fail
-    often are then trained less), or the same one again, until it holds."""
+    """What replaces a group that is dropped because it is too small. ``replace`` takes the next
+    task, so tasks that fail often are trained less. ``requeue`` takes the same task again until its
+    group is large enough."""
     equal_groups: Literal["train", "replace"] = "train"
-    """What becomes of a group whose rewards are all equal, which teaches most algorithms nothing:
-    it is part of its batch; or it is dropped and another task takes its place, so that batches stay
-    full (dynamic sampling; DAPO, arXiv:2503.14476, section 3.2)."""
+    """What happens to a group whose rewards are all equal, which gives most algorithms no gradient.
+    ``train`` keeps it in the batch. ``replace`` drops it and takes another task, so that batches
+    stay full (dynamic sampling; DAPO, arXiv:2503.14476, section 3.2)."""
     max_equal_groups: PositiveInt = 1000
-    """So many equal groups in a row end the run (``equal_groups: replace`` only)."""
+    """Number of consecutive equal groups that end the run (``equal_groups: replace`` only)."""
     redundant: Count = 0
-    """Trajectories a group begins with beyond ``group_size``. Once so many have finished, the rest
-    are cancelled: no batch waits for the slowest, and what is trained is shorter for it
-    (`rollart audit` says by how much). Not with ``deterministic``."""
+    """Number of trajectories that a group starts in addition to ``group_size``. When ``group_size``
+    of them have finished, the rest are cancelled. Batches then do not wait for the slowest
+    trajectory, but trained trajectories are shorter on average (`rollart audit` shows by how much).
+    Not allowed with ``deterministic``."""
     max_turns: PositiveInt | None = None
-    """None: what the environment's spec says."""
+    """Maximum number of turns per episode. If not set, the environment's spec is used."""
     max_new_tokens: PositiveInt = 64
-    """Most tokens a turn."""
+    """Maximum number of sampled tokens per turn."""
     max_context_tokens: PositiveInt = 2048
-    """Longest token row; an episode that would outgrow it is truncated."""
+    """Maximum number of tokens of an episode, prompt and answers together. A longer episode is
+    truncated."""
     max_observation_chars: PositiveInt = 20_000
-    """Longer observations are cut in the middle, and that is counted."""
+    """Maximum number of characters of an observation. Longer ones are cut in the middle and
+    counted."""
     temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Of sampling; 1 is the policy as it is."""
+    """Sampling temperature. 1 samples from the policy unchanged."""
     max_concurrent: PositiveInt = 256
-    """Most episodes at once."""
+    """Maximum number of concurrent episodes. Increase it if engines have idle time."""
     workload: RequestedWorkload | None = None
-    """What an episode asks of the hardware, for the plan of a run with one environment; none: what
-    its spec declares. A run measures it as it goes on."""
+    """Hardware demand of an episode, for planning a run with one environment. If not set, the
+    environment's spec is used. A run measures the demand while it runs."""
     kv_on_swap: Literal["recompute", "keep"] = "recompute"
-    """Whether the KV cache is computed again after a weight swap, or kept (``mode: async``
-    only)."""
+    """Whether the KV cache is recomputed after a weight swap, or kept (``mode: async`` only)."""
     in_flight: Literal["continue", "restart"] = "continue"
-    """What becomes of a turn that new weights come under: it goes on with them, its first tokens
-    being of the version before; or it is generated again from its beginning (``max_staleness`` of
-    1 or more only). Earlier turns stay as they are; a restart is no failure."""
+    """What happens to a turn during which new weights arrive. ``continue`` generates its remaining
+    tokens with the new weights. ``restart`` generates the turn again from its start. Earlier turns
+    are not changed, and a restart is not a failure. Only with ``max_staleness`` of 1 or more."""
 
 
 class Deadlines(Section):
-    """Seconds; each shorter than the next one out: step < episode < ticket < sandbox TTL."""
+    """Time limits in seconds, which must nest: step < episode < ticket < sandbox TTL."""
 
     reset_s: Seconds | None = None
-    """None: what the environment's spec says."""
+    """Maximum seconds for a reset. If not set, the environment's spec is used."""
     step_s: Seconds | None = None
-    """None: what the environment's spec says."""
+    """Maximum seconds for a step. If not set, the environment's spec is used."""
     generate_s: Seconds = 120.0
-    """One turn of the policy."""
+    """Maximum seconds for one turn of the policy."""
     reward_s: Seconds = 30.0
-    """The score of one trajectory, all tries together (from the first try on)."""
+    """Maximum seconds for the score of one trajectory, all tries together, counted from the first
+    try."""
     episode_s: Seconds = 600.0
-    """One attempt, from reset to the end."""
+    """Maximum seconds for one attempt, from reset to the end."""
     ticket_s: Seconds = 1800.0
-    """All attempts of a ticket together."""
+    """Maximum seconds for all attempts of a ticket together."""
     sandbox_ttl_s: Seconds = 3600.0
-    """How long a box may live (environments that need a sandbox only)."""
+    """Maximum lifetime of a sandbox in seconds (only for environments that need one)."""
 
 
 class Failures(Section):
-    """What failures cost."""
+    """How failures are handled: retries, restarts and limits."""
 
     max_retries: Count = 2
-    """Per ticket, each on a fresh environment."""
+    """Maximum number of retries per ticket, each on a fresh environment."""
     max_rate: Fraction = 0.5
-    """Share of failed attempts among the last ``window``; above it the run stops and says why."""
+    """Maximum share of failed attempts among the last ``window``. Above it the run stops and
+    reports why."""
     window: PositiveInt = 64
-    """How many of the last attempts ``max_rate`` looks at."""
+    """Number of most recent attempts that ``max_rate`` covers."""
     heartbeat_s: Seconds = 10.0
     """Seconds between two pings of each engine, trainer rank and env worker."""
     hang_s: Seconds | None = 60.0
-    """One that does not answer a ping for this long is killed, and treated as dead; none: a part
-    that hangs is left alone."""
+    """A worker that does not answer a ping for this many seconds is killed and treated as dead. If
+    null, workers are not pinged."""
     load_weights_s: Seconds = 300.0
-    """So is an engine that has not loaded new weights after this long."""
+    """An engine that has not loaded new weights after this many seconds is killed and treated as
+    dead."""
     max_restarts: Count = 3
-    """How often an engine, or the trainer, is started again within ``restart_window_s``. After one
-    more death it is given up: without any engine, or without the trainer, the run ends."""
+    """Maximum number of restarts of an engine, or of the trainer, within ``restart_window_s``.
+    After one more death it is not restarted. The run ends when it has no engine or no trainer."""
     restart_window_s: Seconds = 600.0
-    """After this long a death no longer counts."""
+    """Seconds after which a death no longer counts."""
 
 
 class AgentGateway(Section):
-    """Where agents (environments that own their loop) find the policy."""
+    """Where agents (environments that own their loop) reach the policy."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; env workers on other machines must reach it."""
+    """Address to listen on. Env workers on other machines must be able to reach it."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port to listen on; 0: any that is free."""
+    """Port to listen on; 0 selects any free port."""
 
 
 class _RunBase(Section):
     name: Name = "run"
-    """The run directory is ``<runs_dir>/<name>-<time>``."""
+    """Name of the run. The run directory is ``<runs_dir>/<name>-<time>``."""
     seed: Seed = 0
-    """Of tasks, new models and sampling."""
+    """Seed of tasks, new models and sampling."""
     task_seeds: Literal["by_split", "by_index"] = "by_split"
-    """What the seed of a task is made from besides ``seed``: its split and index, or its index
-    alone, as in earlier releases (a run of one is resumed so): then an environment that draws its
-    tasks from the seed has the same tasks in all splits."""
+    """What determines the seed of a task besides ``seed``. ``by_split`` uses its split and index.
+    ``by_index`` uses only its index, as in earlier releases, so an environment that draws its tasks
+    from the seed has the same tasks in all splits. Use ``by_index`` to resume an old run."""
     deterministic: bool = False
-    """Randomness keyed by task, turn and token, and computations whose result does not hang on
-    what runs beside them; slower."""
+    """Make results independent of what runs concurrently: randomness is keyed by task, turn and
+    token. Slower; use it to reproduce a run."""
     runs_dir: str = "runs"
-    """Where run directories are made."""
+    """Folder in which run directories are created."""
     runtime: Runtime = InlineRuntime()
-    """Where the parts run: ``inline`` on this machine, ``ray`` over a cluster."""
+    """Where workers run: ``inline`` on this machine, ``ray`` on a cluster."""
     model: Model = Field(description="a model's folder, a hub id, {kind: new} or {kind: remote}")
     env: Env = Field(
-        description="an environment's id (`rollart list environments`), or an `adapter` and the "
-        "`id` it knows; or a list of several"
+        description="an environment's id (`rollart list environments`), an `adapter` and the `id` "
+        "of its environment, or a list of environments"
     )
     reward: PluginRef | None = None
-    """None: the return of the environment itself."""
+    """Reward function. If not set, the return of the environment is the reward."""
     scoring: Scoring = Scoring()
     """Where and how the reward is computed."""
     algorithm: PluginRef = PluginRef(id="grpo")
-    """What makes advantages and the loss."""
+    """Training algorithm, which computes advantages and the loss."""
     lora: LoRA | None = None
-    """Adapters that are trained in place of the model; none: all of it is trained."""
+    """Train LoRA adapters instead of the whole model. If not set, the whole model is trained."""
     critic: Critic | None = None
-    """For algorithms with a critic, which need it; others have none."""
+    """Critic of the policy. Required by algorithms with a critic, and not allowed with others."""
     reference: Reference | None = None
-    """What a KL penalty compares with; none: the weights RL began with."""
+    """Reference model of the KL penalty. If not set, the weights at the start of RL are used."""
     teacher: Teacher | None = None
-    """For algorithms that distil, which need it; others have none."""
+    """Teacher model. Required by algorithms that distil, and not allowed with others."""
     shaping: Shaping | None = None
-    """What rewards become on their way to the algorithm; none: they stay as they are."""
+    """Changes to rewards before the algorithm receives them. If not set, rewards are not
+    changed."""
     curriculum: Curriculum | None = None
-    """Which tasks come how often; none: as the weights of the environments say."""
+    """Adapt how often tasks are drawn. If not set, only the weights of the environments count."""
     engine: PluginRef = PluginRef(id="embedded")
-    """What generates."""
+    """Inference engine that generates trajectories."""
     engines: tuple[EngineClass, ...] = ()
-    """Further classes of engines: the mapper says which environment goes to which, as to pools."""
+    """Further classes of inference engines. The mapper assigns environments to classes, as to
+    pools."""
     weights: PluginRef = PluginRef(id="shared-memory")
-    """How new weights reach the engines."""
+    """Weight channel that sends new weights to the engines."""
     mapper: PluginRef = PluginRef(id="affinity")
-    """What places the parts on the hardware."""
+    """Hardware mapper that places workers on the hardware."""
     trackers: tuple[PluginRef, ...] = (PluginRef(id="tensorboard"),)
-    """Where metrics go besides the journal; ``[]``: nowhere."""
+    """Trackers that receive metrics in addition to the journal. ``[]`` disables them."""
     warm_start: WarmStart | None = None
-    """Supervised steps first; None: RL begins with the model as it is."""
+    """Supervised training before RL. If not set, RL starts with the model unchanged."""
     rollout: Rollout = Rollout()
-    """How trajectories are made."""
+    """How trajectories are generated."""
     trainer: Trainer = Trainer()
     """How weights are updated."""
     deadlines: Deadlines = Deadlines()
-    """How long things may take."""
+    """Time limits."""
     failures: Failures = Failures()
-    """What failures cost."""
+    """How failures are handled."""
     guard: Guard | None = None
-    """``on``, or a section of keys: training that goes wrong is undone; none or ``off``: it is not
-    watched."""
+    """Detect training that goes wrong and undo it: ``on``, or a section of keys. If not set or
+    ``off``, training is not watched."""
     scaling: Scaling | None = None
-    """When parts join and leave by themselves; none: only by hand."""
+    """Add and remove engines and env workers automatically. If not set, only `rollart scale`
+    changes their number."""
     gateway: AgentGateway = AgentGateway()
-    """Where agents find the policy."""
+    """Where agents reach the policy."""
     evaluation: Evaluation = Evaluation()
-    """Held-out tasks: before and after training, and while it goes on."""
+    """Evaluation on held-out tasks before, during and after training."""
     checkpoint: Checkpoint = Checkpoint()
-    """What is kept for ``--resume``, and which weights are the result."""
+    """Which checkpoints are kept for ``--resume``, and which weights are the result."""
     stop: Stop = Field(description="when training ends: stop.batches, stop.wall_s or both")
 
     @field_validator("name", mode="before")
@@ -245,7 +258,7 @@ class _RunBase(Section):
     def _one_folder(cls, value: Any) -> Any:
         is_text = isinstance(value, str)
         if is_text and (value in ("", ".", "..") or any(c in value for c in "/\\\0")):
-            raise ValueError(f"{value!r} cannot be part of a folder's name: leave out / and \\")
+            raise ValueError(f"{value!r} cannot be part of a folder's name: remove / and \\")
         return value
 
     @field_validator("runtime", mode="before")
@@ -254,7 +267,7 @@ class _RunBase(Section):
         given = {"kind": value} if isinstance(value, str) else value
         kind = given.get("kind", "inline") if isinstance(given, dict) else "inline"
         if kind not in ("inline", "ray"):
-            raise ValueError(f"there is no runtime {kind!r}: it is inline or ray")
+            raise ValueError(f"there is no runtime {kind!r}: use inline or ray")
         return given
 
     @field_validator("guard", mode="before")
@@ -272,7 +285,7 @@ class _RunBase(Section):
     @field_validator("algorithm", "engine", "weights", "mapper", mode="before")
     @classmethod
     def _default_plugin(cls, value: Any, info: ValidationInfo) -> Any:
-        """Options alone are those of the default plugin."""
+        """Give options without an id to the default plugin."""
         if not isinstance(value, dict) or "id" in value or info.field_name is None:
             return value
         return {"id": cls.model_fields[info.field_name].default.id, **value}
@@ -284,12 +297,12 @@ class _RunBase(Section):
 
 
 class SyncRun(_RunBase):
-    """Roll out, train, publish, one after the other."""
+    """Generate trajectories, train and publish weights one after the other."""
 
     case: ClassVar[str] = "mode: sync"
 
     mode: Literal["sync"]
-    """Roll out, train, publish, one after the other."""
+    """Generate trajectories, train and publish weights one after the other."""
 
     @property
     def staleness_bound(self) -> int:
@@ -298,17 +311,19 @@ class SyncRun(_RunBase):
 
 
 class AsyncRun(_RunBase):
-    """Roll out while training, under a staleness bound."""
+    """Generate trajectories while training, under a staleness bound."""
 
     case: ClassVar[str] = "mode: async"
 
     mode: Literal["async"] = "async"
-    """Roll out while training."""
+    """``async`` generates trajectories while training. ``sync`` generates and trains
+    alternately."""
     max_staleness: Count = 1
-    """In versions."""
+    """Maximum staleness of a trained sample, in weight versions. Increase it for throughput."""
     on_stale: Literal["wait", "drop"] = "wait"
-    """What happens to a group that the next batch would leave too stale: the trainer waits for it
-    (no waste, no length bias), or it is dropped and its task put back."""
+    """What happens to a group that would be too stale after the next batch. ``wait``: the trainer
+    waits for it, without waste or length bias. ``drop``: it is dropped and its task is queued
+    again."""
 
     @property
     def staleness_bound(self) -> int:

@@ -1,7 +1,7 @@
-"""Sections of a run config that say where its parts run, and how many of them.
+"""Sections of a run config for the runtime: where workers run, and how many of them.
 
-Takes: plain mappings. Gives: frozen sections, of which :mod:`rollart_core.config.run` makes a run
-config. Never: asks what a machine or a cluster has.
+Takes: plain mappings. Gives: frozen sections, which :mod:`rollart_core.config.run` uses. Never:
+queries the resources of a machine or a cluster.
 """
 
 from __future__ import annotations
@@ -24,96 +24,98 @@ from rollart_core.config.base import (
 
 
 class InlineRuntime(Section):
-    """One machine: engines and trainer in a process each, environments in ``env_processes``."""
+    """One machine: one process per engine and trainer rank, environments in ``env_processes``."""
 
     case: ClassVar[str] = "runtime.kind: inline"
 
     kind: Literal["inline"] = "inline"
-    """The runtime."""
+    """Selects one machine."""
     num_engines: Processes = 1
-    """Inference engines, in a process each."""
+    """Number of inference engines, each in its own process."""
     num_trainer_ranks: Processes = 1
-    """Processes the trainer's parameters and work are shared over; on CUDA each takes a device."""
+    """Number of trainer processes that share parameters and work. On CUDA each uses one device."""
     env_processes: Annotated[int, Field(ge=0, le=10_000)] = 1
-    """0 runs environments in threads of the controller's process."""
+    """Number of processes for environments. 0 runs environments in threads of the controller's
+    process. Increase it for CPU-heavy environments."""
     env_threads: Annotated[int, Field(gt=0, le=65536)] = 64
-    """Most env calls at once in one env process."""
+    """Maximum number of concurrent environment calls in one env process."""
     engine_threads: Threads = 1
-    """CPU threads torch uses in the inference engine."""
+    """Number of CPU threads that torch uses in each inference engine."""
     trainer_threads: Threads = 1
-    """CPU threads torch uses in each trainer rank."""
+    """Number of CPU threads that torch uses in each trainer rank."""
 
 
 class RayPool(Section):
-    """A set of like devices of a Ray cluster; the keys are those of a cluster file's pools."""
+    """A set of identical devices of a Ray cluster, with the keys of a cluster file's pool."""
 
     name: Name
-    """What placements call it."""
+    """Name of the pool in placements."""
     device: Name = "cpu"
-    """``cpu`` (counted in cores), or an accelerator such as ``H100``."""
+    """Type of device: ``cpu`` (counted in cores), or an accelerator such as ``H100``."""
     count: PositiveInt
-    """How many devices: a part that computes takes one."""
+    """Number of devices. An engine or trainer rank uses one."""
     resources: dict[str, Positive] = Field(default_factory=dict)
-    """What Ray calls one device, such as ``{GPU: 1}`` or ``{big_node: 1}``; none: ``{CPU: 1}``, or
-    ``{GPU: 1}`` where the device is not ``cpu``."""
+    """Ray resources of one device, such as ``{GPU: 1}`` or ``{big_node: 1}``. Default: ``{CPU: 1}``
+    if the device is ``cpu``, otherwise ``{GPU: 1}``."""
     labels: dict[str, str] = Field(default_factory=dict)
-    """Labels of its nodes, such as ``{ray.io/accelerator-type: H100}``."""
+    """Labels of the pool's nodes, such as ``{ray.io/accelerator-type: H100}``."""
     roles: tuple[Literal["envs", "engines", "trainer"], ...] = ()
-    """What it may be used for; none: whatever fits its device."""
+    """Allowed uses of the pool. If not set, every use that fits its device is allowed."""
     flops_per_s: Annotated[float, Field(ge=0, le=1e24)] = 0.0
-    """Of one device; 0: as the table of devices says."""
+    """Operations per second of one device. If 0, the table of devices is used."""
     bytes_per_s: Annotated[float, Field(ge=0, le=1e24)] = 0.0
-    """Memory bandwidth of one device; 0: as the table says."""
+    """Memory bandwidth of one device in bytes per second. If 0, the table of devices is used."""
     price_per_hour: NonNegative = 0.0
-    """Of one device; 0: as the table says."""
+    """Price per hour of one device. If 0, the table of devices is used."""
 
 
 class RayRuntime(Section):
-    """A Ray cluster: each part is an actor, on the pool that the hardware mapper chose for it."""
+    """A Ray cluster: each worker is an actor on the pool that the hardware mapper selected."""
 
     case: ClassVar[str] = "runtime.kind: ray"
 
     kind: Literal["ray"] = "ray"
-    """The runtime."""
+    """Selects a Ray cluster."""
     address: str | None = None
-    """``auto`` joins the cluster this machine belongs to, ``host:port`` another; none starts one on
-    this machine, for this run alone."""
+    """``auto`` joins the cluster that this machine belongs to, and ``host:port`` another one. If
+    not set, the run starts its own cluster on this machine."""
     pools: tuple[RayPool, ...] = ()
-    """What there is; none: found out from the cluster."""
+    """Pools of the cluster. If not set, they are detected."""
     num_engines: Processes = 1
-    """Inference engines, over the pools by the shares of the placement."""
+    """Number of inference engines, distributed over the pools by the shares of the placement."""
     num_trainer_ranks: Processes = 1
-    """Actors the trainer's parameters and work are shared over; on CUDA each takes a device."""
+    """Number of trainer actors that share parameters and work. On CUDA each uses one device."""
     num_env_workers: Processes = 1
-    """Processes that hold environments, spread over the nodes of their pool."""
+    """Number of processes for environments, spread over the nodes of their pool."""
     env_threads: Annotated[int, Field(gt=0, le=65536)] = 64
-    """Most env calls at once in one env worker."""
+    """Maximum number of concurrent environment calls in one env worker."""
     engine_threads: Threads = 1
-    """CPU threads torch uses in an inference engine."""
+    """Number of CPU threads that torch uses in each inference engine."""
     trainer_threads: Threads = 1
-    """CPU threads torch uses in a trainer rank."""
+    """Number of CPU threads that torch uses in each trainer rank."""
     placement_s: Seconds = 60.0
-    """How long to wait until the cluster has room for all parts."""
+    """Maximum seconds to wait until the cluster has capacity for all workers."""
     head_lost_s: Annotated[float, Field(gt=0, le=50)] = 15.0
-    """When the cluster's head is out of reach for this long, the run stops and keeps what is
-    done."""
+    """Seconds that the cluster's head may be unreachable. After that the run stops and keeps its
+    results."""
     health_check_s: Seconds | None = None
-    """Of a cluster this run starts: how often Ray looks whether a node lives. One that misses three
-    looks is dead; none: Ray's own settings, by which it takes about 16 s."""
+    """Seconds between Ray's health checks of a node, in a cluster that this run starts. A node that
+    misses three checks is dead. If not set, Ray's own settings apply (about 16 s until a node is
+    dead)."""
 
     @field_validator("address")
     @classmethod
     def _no_ray_client(cls, value: str | None) -> str | None:
         if value is not None and value.startswith("ray://"):
             raise ValueError(
-                "a run is a driver of the cluster, which Ray Client (ray://) cannot be: start it "
-                "on a machine of the cluster with address: auto, or name the head's host:port"
+                "a run is a driver of the cluster, so it cannot use Ray Client (ray://): start it "
+                "on a machine of the cluster with address: auto, or give the head's host:port"
             )
         return value
 
 
 def _which_runtime(value: object) -> str:
-    """Return the class of a ``runtime`` section."""
+    """Return the class name for a ``runtime`` section."""
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
     return "RayRuntime" if kind == "ray" else "InlineRuntime"
 
@@ -125,18 +127,18 @@ Runtime = Annotated[
 
 
 class EngineScaling(Section):
-    """When inference engines join and leave by themselves."""
+    """When inference engines are added and removed automatically."""
 
     min: Processes = 1
-    """Never fewer."""
+    """Minimum number of engines."""
     max: Processes
-    """Never more."""
+    """Maximum number of engines."""
     kv_above: Fraction = 0.9
-    """One more, when the engines' KV caches are fuller than this on average..."""
+    """Add an engine if the mean KV cache usage of the engines is at least this share."""
     waiting_above: Positive = 8.0
-    """...or as many requests wait in each, on average."""
+    """Add an engine if the mean number of waiting requests per engine is at least this."""
     kv_below: Fraction = 0.4
-    """One fewer, when they are emptier than this and no request waits."""
+    """Remove an engine if the mean KV cache usage is at most this share and no request waits."""
 
     @model_validator(mode="after")
     def _ordered(self) -> EngineScaling:
@@ -145,16 +147,16 @@ class EngineScaling(Section):
 
 
 class EnvScaling(Section):
-    """When env workers join and leave by themselves."""
+    """When env workers are added and removed automatically."""
 
     min: Processes = 1
-    """Never fewer."""
+    """Minimum number of env workers."""
     max: Processes
-    """Never more."""
+    """Maximum number of env workers."""
     episodes_above: Positive = 64.0
-    """One more, when each holds as many episodes as this, on average."""
+    """Add an env worker if the mean number of episodes per worker is at least this."""
     episodes_below: NonNegative = 16.0
-    """One fewer, when each holds no more than this."""
+    """Remove an env worker if the mean number of episodes per worker is at most this."""
 
     @model_validator(mode="after")
     def _ordered(self) -> EnvScaling:
@@ -163,18 +165,18 @@ class EnvScaling(Section):
 
 
 class Scaling(Section):
-    """When parts join and leave a running job by themselves (by hand: `rollart scale`)."""
+    """When workers of a running job are added and removed automatically."""
 
     engines: EngineScaling | None = None
-    """None: their number stays."""
+    """Scaling of inference engines. If not set, their number does not change."""
     env_workers: EnvScaling | None = None
-    """None: their number stays."""
+    """Scaling of env workers. If not set, their number does not change."""
     look_s: Seconds = 5.0
-    """Seconds between two looks."""
+    """Seconds between two checks of the limits."""
     hold_s: Seconds = 30.0
-    """How long a limit must be passed before anything changes."""
+    """Seconds that a limit must be exceeded before the number changes."""
     cool_s: Seconds = 60.0
-    """How long nothing changes after a change."""
+    """Seconds after a change before the next one."""
 
     @model_validator(mode="after")
     def _one_at_least(self) -> Scaling:
@@ -184,7 +186,7 @@ class Scaling(Section):
 
 
 def _check_order(section: Section, *pairs: tuple[str, str]) -> None:
-    """Raise ValueError unless the first of each pair is at most the second (limits: below it)."""
+    """Raise ValueError unless each first key is at most the second (limits: below it)."""
     for low, high in pairs:
         less, more = getattr(section, low), getattr(section, high)
         if less > more or (less == more and low != "min"):

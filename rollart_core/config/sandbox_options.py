@@ -1,40 +1,46 @@
-"""Options of environments that run in a box: which sandbox, and how boxes are kept ready.
+"""Options of environments that run in a sandbox: which sandbox, and its pool.
 
-Takes: what a run config gives. Gives: frozen models. Never: imports a wall.
+Takes: the options of a run config. Gives: frozen models. Never: imports a sandbox plugin.
 """
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from rollart_core.config.base import Bytes, Count, PluginRef, PositiveInt, Seconds
+from rollart_core.config.base import Bytes, Count, PluginRef, PositiveInt, Seconds, old_names
 
 _MIB = 1 << 20
 
 
 class PoolOptions(BaseModel):
-    """How many boxes there may be, and how many are kept ready."""
+    """How many sandboxes may exist, and how many are kept ready."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    _old_names = old_names(max_boxes="max_sandboxes")
 
     warm: Count = 0
-    """Boxes that each process keeps ready for its next episodes."""
-    max_boxes: PositiveInt | None = None
-    """Most live boxes on the machine, those of all your runs together; none: 32 a processor."""
+    """Number of sandboxes that each process keeps ready for its next episodes. Increase it if
+    resets wait for sandboxes to start."""
+    max_sandboxes: PositiveInt | None = None
+    """Maximum number of live sandboxes on the machine, over all your runs. Default: 32 per
+    processor."""
     concurrent_starts: PositiveInt | None = None
-    """Most boxes of the machine that start at once; none: one a processor, two at least."""
+    """Maximum number of sandboxes on the machine that start concurrently. Default: one per
+    processor, at least two."""
     reserve_bytes: Bytes = 256 * _MIB
-    """Memory that a box is expected to use; its ``memory_bytes``, which it may use, if less."""
+    """Memory that a sandbox is expected to use, at most its ``memory_bytes``. Admission of new
+    sandboxes is based on it."""
     wait_s: Seconds | None = None
-    """Longest wait for room; none: four fifths of ``deadlines.reset_s``, or a minute elsewhere."""
+    """Maximum seconds to wait for capacity. Default: 80% of ``deadlines.reset_s`` in a run, one
+    minute elsewhere."""
 
 
 class SandboxedOptions(BaseModel):
-    """Base of the config models of environments that run in a box."""
+    """Base of the config models of environments that run in a sandbox."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sandbox: PluginRef = PluginRef(id="docker")
-    """The sandbox, by id or alias, with its options beside it (`rollart list sandboxes`)."""
+    """The sandbox, by id or alias, with its options (`rollart list sandboxes`)."""
     pool: PoolOptions = PoolOptions()
-    """How many boxes there may be, and how many are kept ready."""
+    """How many sandboxes may exist, and how many are kept ready."""

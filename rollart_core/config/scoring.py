@@ -1,6 +1,6 @@
-"""Where and how rewards are computed: the section ``scoring``, and what must hold in it.
+"""Where and how rewards are computed: the section ``scoring`` and its checks.
 
-Takes: plain mappings; for the checks the specs of rewards and backends. Gives: the section, and
+Takes: plain mappings, and for the checks the specs of rewards and backends. Gives: the section, and
 problems. Never: builds a reward or a backend.
 """
 
@@ -20,69 +20,72 @@ if TYPE_CHECKING:
 
 
 class Hedge(Section):
-    """When a call that takes long is made a second time, beside the first."""
+    """When a slow call is repeated concurrently (hedged requests)."""
 
     quantile: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    """A call is slow when it takes longer than this share of the last ones did."""
+    """A call is slow if it takes longer than this quantile of the last calls."""
     least_s: Seconds = 0.1
-    """Never sooner than this; nor before 20 calls have shown what is usual."""
+    """Minimum seconds before a second call. At least 20 finished calls are needed too."""
     max_share: Fraction = 0.1
-    """Second calls for each first one, at most: a backend that is slow altogether is not asked
-    twice as much."""
+    """Maximum number of second calls per first call, so that a slow backend is not overloaded."""
 
 
 class Breaker(Section):
-    """When a backend that fails is left alone."""
+    """Circuit breaker: when a failing backend is not called for a while."""
 
     failures: PositiveInt = 5
-    """After so many failed calls in a row it is asked no more for ``open_s``."""
+    """Number of consecutive failed calls that open the circuit breaker for ``open_s``."""
     open_s: Seconds = 2.0
-    """Then one call tries it; when that fails too, for so long again."""
+    """Seconds without calls. Then one call tries the backend, and if it fails, the breaker stays
+    open for as long again."""
 
 
 class Scoring(Section):
     """Where and how the reward is computed."""
 
     backend: PluginRef | None = None
-    """What runs the reward (`rollart list reward_backends`); none: `pool`, or `inline` where every
-    reward of the run says that it wants no process of its own, or one cannot leave this one."""
+    """Backend that runs the reward (`rollart list reward_backends`). Default: `pool`. It is
+    `inline` if every reward of the run declares that it needs no process, or if one must stay in
+    this process."""
     fallback: PluginRef | None = None
-    """What runs it while ``backend`` is left alone, or cannot be asked at all; none: scores
-    wait."""
+    """Backend that is used while the circuit breaker of ``backend`` is open or ``backend`` is
+    unreachable. If not set, scores wait."""
     overlap: bool = True
-    """A trajectory that is being scored holds no place among ``rollout.max_concurrent``; false: it
-    does, and the next episode waits for its score."""
+    """Whether a trajectory that is being scored frees its slot of ``rollout.max_concurrent``. If
+    false, the next episode waits for the score."""
     max_concurrent: PositiveInt = 32
-    """Most calls at once, of each reward; the others wait, and their time does not run yet."""
+    """Maximum number of concurrent calls per reward. Other calls wait, and their time limit has not
+    started."""
     batch_size: PositiveInt = 1
-    """Most trajectories in one call. A group reward is always asked for one whole group."""
+    """Maximum number of trajectories per call. A call of a group reward always has one whole
+    group."""
     batch_wait_s: NonNegative = 0.0
-    """How long a call waits to be filled; 0: it takes what is there."""
+    """Seconds that a call waits for more trajectories. 0 takes those that are ready."""
     try_s: Seconds | None = None
-    """How long one try may take; none: ``deadlines.reward_s``, which all tries share."""
+    """Maximum seconds for one try. Default: ``deadlines.reward_s``, which all tries share."""
     max_tries: PositiveInt = 6
-    """Calls for one score, hedges not counted. Only what may go better is tried again: an
-    unreachable backend, a deadline, an answer that is none."""
+    """Maximum number of calls for one score, without hedges. Only errors that may be temporary are
+    retried: an unreachable backend, a timeout, an invalid answer."""
     backoff_s: Seconds = 0.2
-    """Most seconds before the second try; twice as many before each further one. The wait is a
-    random part of it."""
+    """Maximum seconds before the second try. It doubles for each further try. The wait is a random
+    share of it."""
     max_backoff_s: Seconds = 5.0
-    """It never grows beyond this."""
+    """Upper limit of the backoff in seconds."""
     hedge: Hedge | None = None
-    """None: no call is made twice."""
+    """Hedging of slow calls. If not set, no call is repeated concurrently."""
     breaker: Breaker | None = Breaker()
-    """None: a backend is asked however often it fails."""
+    """Circuit breaker. If null, a backend is called however often it fails."""
 
     @field_validator("backend", mode="before")
     @classmethod
     def _default_backend(cls, value: object) -> object:
-        """Options alone are those of the pool."""
+        """Give options without an id to the pool."""
         if isinstance(value, dict) and "id" not in value:
             return {"id": "pool", **value}
         return value
 
     def backend_for(self, rewards: Sequence[RewardSpec]) -> PluginRef:
-        """Return the backend for rewards: what is configured, or what they ask for."""
+        """Return the configured backend, or the one that the rewards need."""
         if self.backend is not None:
             return self.backend
         stays = all(spec.runs_on == "inline" for spec in rewards)
@@ -90,12 +93,12 @@ class Scoring(Section):
 
 
 def scoring_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield what contradicts what in ``scoring``, and what has no effect there."""
+    """Yield contradictions in ``scoring``, and keys that have no effect."""
     scoring = config.scoring
     own = () if not isinstance(config.env, tuple) else config.env
     if config.reward is None and not any(entry.run.reward for entry in own):
         if "scoring" in config.model_fields_set:
-            message = "has no effect without a reward: environments score by themselves; remove it"
+            message = "has no effect without a reward: environments compute scores; remove it"
             yield Problem(("scoring",), message)
         return
     given = scoring.model_fields_set
@@ -115,12 +118,12 @@ def scoring_problems(config: RunConfig) -> Iterator[Problem]:
         message = "has no effect with batch_size: 1; remove it"
         yield Problem(("scoring", "batch_wait_s"), message)
     if scoring.fallback is not None and scoring.fallback == scoring.backend:
-        message = "is the backend itself: name another one, or remove it"
+        message = "is the same as the backend: use another one, or remove it"
         yield Problem(("scoring", "fallback"), message)
 
 
 def with_effect(scoring: Scoring, rewards: Sequence[RewardSpec]) -> dict[str, object]:
-    """Return the keys of a section as plain data, without those that do nothing in this run."""
+    """Return the section as plain data, without the keys that have no effect in this run."""
     data: dict[str, object] = scoring.model_dump(mode="json")
     idle = {"backoff_s", "max_backoff_s"} if scoring.max_tries == 1 else set()
     if all(spec.group for spec in rewards):
@@ -133,27 +136,27 @@ def with_effect(scoring: Scoring, rewards: Sequence[RewardSpec]) -> dict[str, ob
 def reward_problems(
     scoring: Scoring, rewards: Sequence[RewardSpec], backends: Sequence[RewardBackendSpec]
 ) -> Iterator[Problem]:
-    """Yield which reward cannot run where, or not in this way.
+    """Yield rewards that cannot run on their backend or with these settings.
 
     Args:
         scoring: The section.
-        rewards: Of the run and of its environments.
-        backends: The backend, and the fallback where there is one.
+        rewards: Rewards of the run and of its environments.
+        backends: The backend, and the fallback if there is one.
     """
     if scoring.backend is None and len({spec.id for spec in backends}) < len(backends):
-        message = f"is the backend itself ({backends[0].id}): name another one, or remove it"
+        message = f"is the same as the backend ({backends[0].id}): use another one, or remove it"
         yield Problem(("scoring", "fallback"), message)
     for reward in {spec.id: spec for spec in rewards}.values():
         if reward.group and not scoring.overlap:
-            message = f"false: {reward.id} scores whole groups, whose members would wait in vain"
+            message = f"false: {reward.id} scores whole groups, so members would wait forever"
             yield Problem(("scoring", "overlap"), message)
         for key, backend in zip(("backend", "fallback"), backends, strict=False):
             if not reward.stateless and not backend.in_process:
                 message = (
-                    f"{backend.id} runs rewards elsewhere, and {reward.id} is not stateless: "
-                    "take inline"
+                    f"{backend.id} uses other processes, and {reward.id} is not stateless: "
+                    "use inline"
                 )
                 yield Problem(("scoring", key), message)
     if rewards and all(spec.group for spec in rewards) and "batch_size" in scoring.model_fields_set:
-        message = "has no effect on rewards of whole groups; remove it"
+        message = "has no effect on rewards that score whole groups; remove it"
         yield Problem(("scoring", "batch_size"), message)

@@ -1,8 +1,8 @@
-"""Sections of a run config that say how weights are updated, and what is trained beside the policy.
+"""Sections of a run config for the trainer, auxiliary models, rewards and the curriculum.
 
-Takes: plain mappings. Gives: frozen sections, of which :mod:`rollart_core.config.run` makes a run
-config; and :class:`AuxiliaryModels`, which travels with them to every trainer rank. Never: imports
-torch, or a plugin's code.
+Takes: plain mappings. Gives: frozen sections, which :mod:`rollart_core.config.run` uses, and
+:class:`AuxiliaryModels`, which every trainer rank receives with them. Never: imports torch or a
+plugin's code.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Schedule(Section):
-    """How the learning rate falls after its warm-up."""
+    """Schedule of the learning rate after its warm-up."""
 
     kind: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    """``constant``: it does not fall; ``linear``; ``cosine`` (arXiv:1608.03983, equation 5);
-    ``wsd``: it stays, and falls linearly at the end (arXiv:2404.06395)."""
+    """Shape of the schedule: ``constant``, ``linear``, ``cosine`` (arXiv:1608.03983, equation 5) or
+    ``wsd``, which is constant and falls linearly at the end (arXiv:2404.06395)."""
     over: Literal["train_steps", "stop"] = "train_steps"
-    """What the schedule is as long as: a number of updates, or the run: then the used share of
-    ``stop`` (batches or time, whichever is further) is the place in the schedule."""
+    """What determines the length of the schedule. ``train_steps``: a number of updates. ``stop``:
+    the run, with the used share of ``stop`` (batches or time, whichever is larger) as the
+    position."""
     num_train_steps: PositiveInt | None = None
-    """Updates at which it ends, the warm-up among them (``over: train_steps``); none:
-    ``stop.batches`` times ``updates_per_batch``."""
+    """Number of updates at which the schedule ends, including the warm-up (``over: train_steps``).
+    If not set, it is ``stop.batches`` times ``updates_per_batch``."""
     min_ratio: Fraction = 0.1
-    """The learning rate at the end and after it, as a share of ``lr``."""
+    """Learning rate at the end of the schedule and after it, as a share of ``lr``."""
     decay_share: Share = 0.1
-    """The last share of the schedule, in which the rate falls (``kind: wsd``)."""
+    """Last share of the schedule, in which the rate falls (``kind: wsd``)."""
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> Schedule:
@@ -64,29 +65,30 @@ class Schedule(Section):
 
 
 class NormClip(Section):
-    """Gradients are clipped at ``trainer.grad_clip``, and nowhere else."""
+    """Clip gradients only at ``trainer.grad_clip``."""
 
     case: ClassVar[str] = "trainer.clip.kind: norm"
 
     kind: Literal["norm"] = "norm"
-    """Says that the bound is fixed."""
+    """Selects a fixed bound."""
 
 
 class QuantileClip(Section):
-    """AutoClip (arXiv:2007.14469): clip at a quantile of the norms so far."""
+    """AutoClip (arXiv:2007.14469): clip at a quantile of the previous norms."""
 
     case: ClassVar[str] = "trainer.clip.kind: quantile"
 
     kind: Literal["quantile"] = "quantile"
-    """Says that the bound is a quantile."""
+    """Selects a quantile as the bound."""
     quantile: Share = 0.9
-    """Of the last norms, the present one among them."""
+    """Quantile of the last norms, including the current one. Decrease it to clip more."""
     window: PositiveInt = 256
-    """How many of the last norms count; the paper takes all."""
+    """Number of last norms that count. The paper uses all of them."""
     warmup_updates: PositiveInt = 20
-    """For so many updates ``trainer.grad_clip`` is the only bound."""
+    """Number of first updates that only ``trainer.grad_clip`` bounds."""
     skip_above: SkipAbove | None = None
-    """An update with a norm above so many times the threshold is skipped; none: it is clipped."""
+    """Skip an update whose norm is more than this many times the threshold. If not set, it is
+    clipped."""
 
     @model_validator(mode="after")
     def _warm_up_fits(self) -> QuantileClip:
@@ -103,16 +105,18 @@ class ZScoreClip(Section):
     case: ClassVar[str] = "trainer.clip.kind: zscore"
 
     kind: Literal["zscore"] = "zscore"
-    """Says that the bound is a z-score."""
+    """Selects a z-score as the bound."""
     z_threshold: Positive = 2.5
-    """Norms more than so many standard deviations above the mean are clipped."""
+    """Number of standard deviations above the mean from which norms are clipped. Decrease it to
+    clip more."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] = 0.97
-    """Of the moving mean and variance of the norms."""
+    """Decay of the moving mean and variance of the norms."""
     warmup_updates: Annotated[int, Field(ge=2, le=MOST)] = 25
-    """For so many updates ``trainer.grad_clip`` is the only bound; mean and variance begin as
-    theirs."""
+    """Number of first updates that only ``trainer.grad_clip`` bounds. The moving mean and variance
+    start with the values of these updates."""
     skip_above: SkipAbove | None = None
-    """An update with a norm above so many times the threshold is skipped; none: it is clipped."""
+    """Skip an update whose norm is more than this many times the threshold. If not set, it is
+    clipped."""
 
 
 _CLIPS: dict[str, type[NormClip] | type[QuantileClip] | type[ZScoreClip]] = {
@@ -139,44 +143,45 @@ class Trainer(Section):
     """How weights are updated."""
 
     lr: LearningRate = 3e-4
-    """Of AdamW."""
+    """Learning rate of AdamW. Decrease it if training is unstable."""
     warmup_train_steps: Count = 5
-    """Train steps over which the learning rate rises to ``lr``."""
+    """Number of train steps over which the learning rate rises to ``lr``."""
     schedule: Schedule = Schedule()
-    """What the learning rate does after the warm-up; a word alone, such as ``cosine``, is its
+    """Schedule of the learning rate after the warm-up. A single word, such as ``cosine``, is its
     ``kind``."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Of AdamW."""
+    """Decay rate of the first moment in AdamW."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """Of AdamW."""
+    """Decay rate of the second moment in AdamW."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """Of AdamW."""
+    """Term added to the denominator in AdamW for numerical stability."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     grad_clip: Positive = 1.0
-    """Largest norm of the gradient."""
+    """Maximum norm of the gradient."""
     clip: Clip = NormClip()
-    """A bound from the norms so far, below ``grad_clip``: ``kind`` is ``norm`` (none but
-    ``grad_clip``), ``quantile`` or ``zscore``; the word alone is enough."""
+    """Adaptive bound below ``grad_clip``, based on previous norms. ``kind`` is ``norm`` (no
+    adaptive bound), ``quantile`` or ``zscore``; a single word is its ``kind``."""
     max_kl: Positive | None = None
-    """Largest KL divergence between the policy before and after an update, measured after it. Above
-    that the update is undone and taken with half the step, three times at most; then it is skipped.
-    None: not measured. It takes 12 more bytes a trained parameter."""
+    """Maximum KL divergence between the policies before and after an update. A larger update is
+    undone and repeated with half the step, up to three times, and then skipped. If not set, it is
+    not measured. It needs 12 more bytes per trained parameter."""
     updates_per_batch: PositiveInt = 1
-    """Optimizer updates (train_steps) per batch of groups; one weight publication follows them."""
+    """Number of optimizer updates (train_steps) per batch of groups. One weight publication follows
+    them."""
     max_tokens_per_microbatch: PositiveInt = 8192
-    """Tokens in one forward and backward pass; lower it to save memory."""
+    """Maximum number of tokens in one forward and backward pass. Decrease it to save memory."""
     kernels: Literal["auto", "native", "torch"] = "auto"
-    """``native``: CPU functions compiled at first use by the machine's C compiler; ``auto``: where
-    there is one."""
+    """CPU kernels. ``native`` compiles CPU functions at first use with the machine's C compiler.
+    ``auto`` does so if there is a compiler. ``torch`` uses PyTorch's own."""
     autocast: Literal["off", "bfloat16"] = "off"
-    """What matrix products are computed in."""
+    """Data type of matrix products."""
     activation_checkpointing: bool = False
-    """Keep only the input of each layer for the backward pass, and compute the layer again there:
-    less memory, about a third more work. Shared prefixes are then computed for each sample."""
+    """Keep only the input of each layer for the backward pass and recompute the layer. This saves
+    memory for about a third more computation. Shared prefixes are then computed for each sample."""
     collective_timeout_s: Seconds | None = None
-    """A call among trainer ranks (``runtime.num_trainer_ranks`` above 1) that takes longer has
-    failed; none: 600 s."""
+    """Maximum seconds for a collective call between trainer ranks (``runtime.num_trainer_ranks``
+    above 1). A longer call fails. Default: 600 s."""
 
     @field_validator("schedule", mode="before")
     @classmethod
@@ -190,74 +195,76 @@ class Trainer(Section):
         if isinstance(given, Section):
             return given
         if not isinstance(given, dict):
-            raise ValueError(f"must be one of {', '.join(_CLIPS)}, or a section, got {value!r}")
+            raise ValueError(f"must be one of {', '.join(_CLIPS)} or a section, got {value!r}")
         if (kind := given.get("kind", "norm")) not in _CLIPS:
-            raise ValueError(f"there is no kind {kind!r}: it is one of {', '.join(_CLIPS)}")
+            raise ValueError(f"there is no kind {kind!r}: use one of {', '.join(_CLIPS)}")
         return given
 
 
 class Critic(Section):
-    """How the critic of an algorithm that has one (``ppo``) is built and taught."""
+    """The critic of an algorithm that has one (``ppo``)."""
 
     backbone: Literal["own", "shared", "detached"] = "own"
-    """What its head reads: the hidden states of a second model, which begins as the policy and is
-    taught with the head (twice the memory); those of the policy, which is then also taught to
-    value states; or those of the policy as they are."""
+    """Source of the hidden states for the value head. ``own``: a second model that starts as a copy
+    of the policy and is trained with the head (twice the memory). ``shared``: the policy, which is
+    also trained to predict values. ``detached``: the policy, without gradients from the head."""
     lr: LearningRate = 1e-3
-    """Of its own AdamW; all else of it is as ``trainer`` says."""
+    """Learning rate of the critic's own AdamW. All other settings are those of ``trainer``."""
     warmup_train_steps: Count = 0
-    """Train steps at the beginning that teach the critic alone, and leave the policy as it is."""
+    """Number of first train steps that train only the critic and leave the policy unchanged."""
 
 
 class LoRA(Section):
-    """Train adapters of low rank beside a frozen model (arXiv:2106.09685), not the model."""
+    """Train low-rank adapters (arXiv:2106.09685) and keep the model frozen."""
 
     rank: PositiveInt = 16
-    """Of each adapter: more learns more, and takes more memory."""
+    """Rank of each adapter. A higher rank has more capacity and needs more memory."""
     alpha: Positive = 32.0
-    """What an adapter gives is multiplied by ``alpha / rank``."""
+    """Numerator of the adapter's scale: its output is multiplied by ``alpha / rank``."""
     target_modules: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
-    """Which matrices of every decoder layer have one, such as ``[q_proj, v_proj]``; none: all."""
+    """Matrices of every decoder layer that have an adapter, such as ``[q_proj, v_proj]``. If not
+    set, all have one."""
     sync: Literal["merged", "adapter"] = "merged"
-    """What engines are sent: whole weights, the adapters added; or the adapters alone, which an
-    engine that can (``embedded``) adds to its own copy of the base: far less is sent."""
+    """What engines receive. ``merged``: whole weights, with the adapters merged. ``adapter``: only
+    the adapters, which an engine that supports it (``embedded``) merges into its own copy of the
+    base. This sends far less data."""
 
     @model_validator(mode="after")
     def _adapts_something(self) -> LoRA:
         if self.target_modules == ():
-            raise ValueError("target_modules names nothing to adapt; leave it out to adapt all")
+            raise ValueError("target_modules is empty; remove it to adapt all matrices")
         return self
 
 
 class Reference(Section):
-    """The model whose logprobs a KL penalty compares the policy's to."""
+    """The model that a KL penalty compares the policy with."""
 
     path: Annotated[str, Field(min_length=1)]
-    """A model's folder or hub id, with the vocabulary of the policy."""
+    """Folder or hub id of a model with the vocabulary of the policy."""
 
 
 class Teacher(Section):
-    """The model that an algorithm which distils (``opd``) learns from."""
+    """The model that a distillation algorithm (``opd``) learns from."""
 
     path: Annotated[str, Field(min_length=1)]
-    """A model's folder or hub id, with the vocabulary of the policy."""
+    """Folder or hub id of a model with the vocabulary of the policy."""
     engine: PluginRef = PluginRef(id="embedded")
-    """What runs it: an inference engine that can score given tokens."""
+    """Inference engine that runs the teacher. It must be able to score given tokens."""
     num_engines: Processes = 1
-    """How many of them; trajectories take turns."""
+    """Number of teacher engines. Trajectories are distributed in turn."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of its weights."""
+    """Data type of the teacher's weights."""
 
 
 class Overlong(Section):
-    """The soft punishment of long answers (DAPO, arXiv:2503.14476, section 3.4)."""
+    """Soft penalty on long episodes (DAPO, arXiv:2503.14476, section 3.4)."""
 
     max_tokens: PositiveInt
-    """An episode with more sampled tokens than this loses all of ``penalty``."""
+    """Number of sampled tokens from which an episode receives the whole ``penalty``."""
     buffer_tokens: PositiveInt
-    """The loss begins so many tokens before that, and grows linearly."""
+    """Number of tokens below ``max_tokens`` at which the penalty starts. It grows linearly."""
     penalty: Positive = 1.0
-    """What is taken off the reward at most."""
+    """Maximum amount subtracted from the reward."""
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> Overlong:
@@ -270,20 +277,20 @@ class Overlong(Section):
 
 
 class Shaping(Section):
-    """What rewards become on their way to the algorithm; records keep them as they were.
+    """Changes to rewards before the algorithm receives them. Records keep the original rewards.
 
-    In this order: ``overlong``, ``normalise``, ``scale``, ``clip``.
+    The order is: ``overlong``, ``normalise``, ``scale``, ``clip``.
     """
 
     overlong: Overlong | None = None
-    """A penalty on long episodes; none: there is none."""
+    """Penalty on long episodes. If not set, there is none."""
     normalise: Literal["none", "running"] = "none"
-    """``running``: less the mean, over the standard deviation, of all rewards of its environment so
-    far: rewards of several environments come to one size."""
+    """``running`` subtracts the mean of all rewards of the same environment so far and divides by
+    their standard deviation. Use it to give the rewards of several environments the same scale."""
     scale: Positive = 1.0
-    """They are multiplied by it."""
+    """Factor that multiplies rewards."""
     clip: tuple[Number, Number] | None = None
-    """Least and greatest reward; none: no limit."""
+    """Minimum and maximum reward. If not set, rewards are not clipped."""
 
     @model_validator(mode="after")
     def _does_something(self) -> Shaping:
@@ -291,68 +298,70 @@ class Shaping(Section):
             raise ValueError(f"clip: {self.clip[0]:g} must be below {self.clip[1]:g}")
         fields = type(self).model_fields
         if all(getattr(self, name) == field.default for name, field in fields.items()):
-            raise ValueError("shaping without any of its keys does nothing; remove it")
+            raise ValueError("shaping without any of its keys has no effect; remove it")
         return self
 
 
 class Curriculum(Section):
-    """Which tasks come how often, by how often they have been solved.
+    """Adapt how often tasks are drawn to how often they are solved.
 
-    The weight of an environment is multiplied by ``max(floor, 4 p (1 - p))``, where ``p`` is its
-    share of episodes solved of late: what is always or never solved teaches little.
+    The weight of an environment is multiplied by ``max(floor, 4 p (1 - p))``, where ``p`` is the
+    share of its recent episodes that were solved. Tasks that are always or never solved teach
+    little.
     """
 
     window: PositiveInt = 256
-    """How many of the last episodes of an environment count."""
+    """Number of most recent episodes of an environment that count."""
     begin_after: PositiveInt = 32
-    """Until so many have ended, the environment has its full weight."""
+    """Number of finished episodes before an environment's weight is adapted."""
     floor: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Least factor: no environment is forgotten."""
+    """Minimum factor, so that every environment keeps some tasks."""
     solved_at: Number | None = None
-    """An episode is solved when its reward is at least this; none: where it says ``success``."""
+    """Minimum reward of a solved episode. If not set, an episode is solved if the environment
+    reports ``success``."""
     retire_above: Annotated[float, Field(gt=0, le=1)] | None = None
-    """A task whose groups were solved at this rate or more the last time they were seen is passed
-    over once in its next epoch; none: never."""
+    """Skip a task once in its next epoch if its groups were solved at least at this rate when last
+    seen. If not set, no task is skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuxiliaryModels:
-    """What there is besides the policy and its algorithm."""
+    """The models and modules in addition to the policy."""
 
     lora: LoRA | None = None
-    """None: all of the policy is trained."""
+    """None: the whole policy is trained."""
     warms_whole: bool = False
-    """Whether adapters begin with RL, on what a warm start has made of the whole policy."""
+    """Whether a warm start trains the whole policy before RL trains adapters."""
     critic: Critic | None = None
-    """How extra modules are built and taught."""
+    """How extra modules are built and trained."""
     reference: Reference | None = None
-    """None: the weights RL began with."""
+    """None: the weights at the start of RL."""
     has_teacher: bool = False
-    """Whether samples come with a teacher's logprobs."""
+    """Whether samples include a teacher's logprobs."""
     shapings: Mapping[str, Shaping] = field(default_factory=dict)
-    """By the name of the environment: what its rewards become."""
+    """Name of an environment -> the shaping of its rewards."""
 
 
 ALONE = AuxiliaryModels()
-"""Nothing."""
+"""No auxiliary models."""
 
 
 def check_auxiliary_models(
     beside: AuxiliaryModels, requires: frozenset[str], modules: frozenset[str]
 ) -> None:
-    """Refuse what does not go together with the algorithm, now that its options are known.
+    """Reject sections that do not fit the algorithm and its options.
 
     Args:
-        beside: What the run has.
-        requires: The signals that the algorithm asks for.
+        beside: The run's auxiliary models.
+        requires: The signals that the algorithm requires.
         modules: The names of its extra modules.
 
     Raises:
-        ConfigError: Saying what to add or remove.
+        ConfigError: If a section is missing or has no effect; says what to add or remove.
     """
     if modules and beside.critic is None:
         raise ConfigError(
-            f"the algorithm trains {', '.join(sorted(modules))} beside the policy: add critic to "
+            f"the algorithm also trains {', '.join(sorted(modules))}: add critic to "
             "the config, such as critic: {backbone: shared}"
         )
     for section, given, is_used in (
@@ -362,6 +371,6 @@ def check_auxiliary_models(
     ):
         if given and not is_used:
             raise ConfigError(
-                f"{section}: has no effect, for the algorithm asks for nothing of it with these "
-                "options; remove it, or set the option that does (such as kl_coef)"
+                f"{section}: has no effect, because the algorithm does not use it with these "
+                "options; remove it, or set an option that uses it (such as kl_coef)"
             )

@@ -1,1 +1,1 @@
-"""The seams of RollArt: what a plugin promises and what it may count on, one file a kind."""
+"""The interfaces between RollArt and its plugins. Each kind of plugin has one file."""

@@ -1,7 +1,7 @@
-"""Environment adapters: how a foreign kind of environment becomes one of ours.
+"""Environment adapters: wrap environments of other libraries as RollArt environments.
 
-``ADAPTER::FOREIGN_ID`` (``gem::game:GuessTheNumber-v0``) stands wherever an environment's id may:
-the adapter's id or alias, two colons, and the id that the foreign package knows.
+``ADAPTER::FOREIGN_ID`` (``gem::game:GuessTheNumber-v0``) is valid wherever an environment id is. It
+has the adapter's id or alias, two colons, and the environment's id in the other library.
 """
 
 from __future__ import annotations
@@ -16,44 +16,45 @@ from rollart_core.contracts.env import EnvSpec, TextEnv
 from rollart_core.contracts.spec import PluginSpec
 
 SEPARATOR = "::"
-"""Between an adapter and the foreign id."""
+"""The separator between the adapter and the foreign id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvAdapterSpec(PluginSpec):
-    """What an adapter says of itself; ``config`` checks the options of each environment."""
+    """The spec of an adapter. ``config`` validates the options of each environment."""
 
     package: str = ""
-    """What pip installs to bring the foreign environments; empty: nothing is needed."""
+    """The pip requirement that provides the foreign environments. Empty if nothing is needed."""
     examples: tuple[str, ...] = ()
-    """Foreign ids that were tried; checks and benchmarks use them."""
+    """Tested foreign ids. Checks and benchmarks use them."""
     kind: Literal["step", "agent"] = "step"
-    """Of its environments."""
+    """The kind of its environments."""
 
 
 class EnvAdapter(ABC):
-    """Base of adapters: made without arguments, in every process that needs it.
+    """Base class of adapters. Each process that needs one creates it without arguments.
 
-    Options are those that the config model of the adapter's spec has checked.
+    The config model of the adapter's spec has validated the options.
     """
 
     @abstractmethod
     def make(self, env_id: str, options: Mapping[str, object]) -> TextEnv | AgentTask:
-        """Make the foreign environment ``env_id`` and wrap it."""
+        """Create the foreign environment ``env_id`` and wrap it."""
 
     @abstractmethod
     def spec(self, env_id: str, options: Mapping[str, object]) -> EnvSpec:
-        """Say what is known of ``env_id``: reward range, splits, determinism, turns, licence.
+        """Return the spec of ``env_id``: reward range, splits, determinism, turns, licence.
 
-        The core puts in the id and the options' model itself.
+        The core sets the id and the config model.
 
         Raises:
-            PluginError: When the foreign package is not installed; says what pip must install.
-            UnknownIdError: When that package has no such environment.
+            PluginError: If the foreign package is not installed. The message names the pip
+                requirement.
+            UnknownIdError: If that package has no such environment.
         """
 
 
 def split_id(env_id: str) -> tuple[str, str] | None:
-    """Return adapter and foreign id of ``ADAPTER::FOREIGN_ID``; None for any other id."""
+    """Return the adapter and foreign id of ``ADAPTER::FOREIGN_ID``, or None for any other id."""
     adapter, separator, foreign = env_id.partition(SEPARATOR)
     return (adapter, foreign) if separator else None

@@ -1,32 +1,32 @@
-"""Agent tasks: environments whose program owns its loop and asks an OpenAI-compatible endpoint.
+"""Agent tasks: environments whose program has its own loop and calls an OpenAI-compatible endpoint.
 
-An environment of ``EnvSpec(kind="agent")`` is a class; an object of it serves one episode after
-another:
+An environment of ``EnvSpec(kind="agent")`` is a class. One object runs one episode after another:
 
     prepare(seed=, options=) -> AgentStart   # options: {"task": 3, "split": "train"}
-    run(endpoint)                            # the program; ends by itself, or is cancelled
-    finish(recorded) -> AgentResult          # judges what is there, after the program's end
-    close()                                  # idempotent; ends whatever still runs
+    run(endpoint)                            # runs the program until it ends or is cancelled
+    finish(recorded) -> AgentResult          # scores the result after the program has ended
+    close()                                  # idempotent; stops everything that still runs
 
-What the program asks of ``endpoint.base_url`` with ``endpoint.api_key`` is the trajectory: the
-gateway there records each request as a turn, to the token. Once ``run`` has returned, the key is
-dead. What ends an episode, and what comes of it:
+The requests that the program sends to ``endpoint.base_url`` with ``endpoint.api_key`` form the
+trajectory. The gateway at that URL records each request as a turn, with its exact tokens. The key
+is invalid after ``run`` has returned. An episode ends in one of these ways:
 
-- ``run`` returns: ``finish`` judges, and the trajectory is ``finished``;
-- the endpoint has refused a request because the budget of turns or tokens is spent: the program
-  gets an HTTP error, and however it takes that (an exception of ``run`` included), ``finish``
-  judges what is there; the trajectory is ``truncated``;
-- ``run`` raises otherwise: the trajectory has failed (``environment``, or what the error says);
-- ``run`` returns and never asked anything: failed (``environment``);
-- the episode's deadline passes: ``run`` is cancelled and failed (``timeout``). A task that would
-  rather be judged as it stands ends its program before that, and says ``truncated`` in its result.
+- ``run`` returns: ``finish`` scores it, and the trajectory is ``finished``.
+- The budget of turns or tokens is spent: the endpoint refuses the request with an HTTP error.
+  ``finish`` scores the result, even if ``run`` raises. The trajectory is ``truncated``.
+- ``run`` raises for another reason: the trajectory fails (``environment``, or the kind of the
+  error).
+- ``run`` returns without a request: the trajectory fails (``environment``).
+- The episode's deadline passes: ``run`` is cancelled and the trajectory fails (``timeout``). To be
+  scored instead, a task stops its program earlier and sets ``truncated`` in its result.
 
-``prepare`` has ``reset_s`` seconds, ``finish`` ``step_s``, all three together ``episode_s``. Any of
-them may be cancelled at any ``await``; then ``close`` is next, and the object is not used again.
+``prepare`` has ``reset_s`` seconds, ``finish`` has ``step_s``, and all three together have
+``episode_s``. Each may be cancelled at any ``await``. Then RollArt calls ``close`` and does not use
+the object again.
 
-Optional, as for step environments: ``num_tasks(split)``, ``corpus()``, ``secrets()``. And
-``solve()``, a coroutine that does in the place of ``run`` what an expert would, without asking
-anything: ``finish`` then gives the best reward. Checks use it.
+Optional, as for step environments: ``num_tasks(split)``, ``corpus()``, ``secrets()``. Also
+optional: ``solve()``, a coroutine that solves the task as an expert would, in place of ``run`` and
+without requests. ``finish`` then returns the best reward. Checks use it.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from rollart_core.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a program finds the policy, for one episode."""
+    """The endpoint at which a program reaches the policy during one episode."""
 
     base_url: str
-    """Such as ``http://127.0.0.1:41235/v1``: what the ``openai`` package takes as ``base_url``."""
+    """The ``base_url`` for the ``openai`` package, such as ``http://127.0.0.1:41235/v1``."""
     api_key: str = field(repr=False)
-    """Of this episode alone; dead after it."""
+    """Valid for this episode only."""
     model: str = "policy"
-    """What to send as ``model``."""
+    """The value to send as ``model``."""
 
     def environ(self) -> Mapping[str, str]:
-        """Return the variables by which programs are told."""
+        """Return the environment variables that pass the endpoint to programs."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_BASE": self.base_url,
@@ -61,63 +61,66 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class AgentStart:
-    """What an episode begins with, for people and checks; the program is told by its task."""
+    """The start of an episode, for people and checks. The task itself passes it to the program."""
 
     prompt: str
-    """What the agent is asked."""
+    """The instruction for the agent."""
     info: Mapping[str, Any] = field(default_factory=dict)
+    """Further facts for people and checks, as in the ``info`` of ``reset``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the endpoint saw, for a task that judges by what was said."""
+    """The requests that the endpoint recorded, for a task that scores the conversation."""
 
     messages: tuple[Message, ...] = ()
-    """The conversation of the last request, its answer included."""
+    """The conversation of the last request, including its answer."""
     num_turns: int = 0
-    """Answered requests."""
+    """Number of answered requests."""
     truncated: bool = False
-    """A budget was spent before the program was at its end."""
+    """True if a budget was spent before the program ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """What came of an episode."""
+    """The result of an episode."""
 
     reward: float
-    """Finite, and within the spec's ``reward_range``."""
+    """A finite number within the spec's ``reward_range``."""
     success: bool | None = None
+    """Whether the task was solved. None if unknown."""
     components: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the reward, by name."""
     truncated: bool = False
-    """The program was cut short by the task's own rules."""
+    """True if the task's own rules stopped the program early."""
     context: Mapping[str, Any] = field(default_factory=dict)
-    """What the run's reward is to know, such as the right answer, as plain JSON: the ``context``
-    of :class:`rollart_core.contracts.reward.RewardRequest`."""
+    """Data for the run's reward, such as the right answer, as plain JSON. It becomes the
+    ``context`` of :class:`rollart_core.contracts.reward.RewardRequest`."""
 
 
 @runtime_checkable
 class AgentTask(Protocol):
-    """What an agent environment offers (structural: any such class fits)."""
+    """The interface of an agent environment (structural: any class with these methods)."""
 
     async def prepare(self, *, seed: int, options: Mapping[str, Any]) -> AgentStart:
-        """Begin an episode: choose the task, open what the program needs."""
+        """Begin an episode: select the task and prepare what the program needs."""
 
     async def run(self, endpoint: Endpoint) -> None:
-        """Run the program to its end; when cancelled, end it before returning."""
+        """Run the program until it ends. If cancelled, stop the program before returning."""
 
     async def finish(self, recorded: Recorded) -> AgentResult:
-        """Judge what the program has left.
+        """Score the program's result.
 
         Raises:
-            Exception: When it cannot be judged; never answer 0 for that.
+            Exception: If the result cannot be scored. Never return 0 instead.
         """
 
     def close(self) -> None:
-        """End and free everything; may be called twice."""
+        """Stop and release everything. May be called twice."""
 
 
 class HasSolution(Protocol):
-    """An agent task that knows how it is done."""
+    """An agent task that has an expert solution."""
 
     async def solve(self) -> None:
-        """Do what an expert would, between ``prepare`` and ``finish``."""
+        """Solve the task as an expert would, between ``prepare`` and ``finish``."""

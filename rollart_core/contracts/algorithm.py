@@ -5,10 +5,9 @@
     loss  <--  loss(trainer_logprobs, LossBatch)  <-----+   [N], packed, on torch
                                        outputs of extra_modules(), with gradient
 
-Arrays of the advantage side are numpy, one ``[T]`` row a sample; tensors of the loss side are
-torch, packed to ``[N]`` over all tokens of a microbatch. What is known of an episode turn by turn
-(spans, rewards, anchor states) :mod:`rollart_algorithms.turns` reads from its record. This
-module does not import torch.
+Advantages use numpy arrays, one ``[T]`` row per sample. Losses use torch tensors, packed to ``[N]``
+over all tokens of a microbatch. :mod:`rollart_algorithms.turns` reads the facts of each turn
+(spans, rewards, anchor states) from the record of an episode. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,42 +24,44 @@ if TYPE_CHECKING:
     import torch
 
 Signals = Mapping[str, Sequence[FloatArray]]
-"""Signal name -> one ``[T]`` row per sample, samples in the order of groups, members, samples.
+"""Signal name -> one ``[T]`` row per sample, in the order of groups, members and samples.
 
-Row ``i`` speaks of token ``i``, and is 0 where ``loss_mask`` is False. One is computed when it is
-first asked for; see :class:`Algorithm` for the names."""
+Element ``i`` belongs to token ``i`` and is 0 where ``loss_mask`` is False. A signal is computed at
+its first use. :class:`Algorithm` lists the names."""
 
 ZeroAdvantage = Literal["train", "skip", "drop"]
-"""What becomes of a sample whose advantages are all 0: it is trained like any other; its forward
-pass is skipped but it counts in the divisors; or it is not part of the minibatch at all."""
+"""How to treat a sample whose advantages are all 0. ``train``: train on it like any other.
+``skip``: skip its forward pass, but count it in the divisors. ``drop``: exclude it from the
+minibatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmSpec(PluginSpec):
-    """What an algorithm says of itself."""
+    """The spec of an algorithm."""
 
     paper: str = ""
-    """arXiv id."""
+    """The arXiv id of the paper."""
     needs_groups: bool = True
-    """False when a group of one will do."""
+    """False if a group of one is sufficient."""
     formula: str = ""
     """Advantage and loss in a few lines of plain text, for ``rollart info``."""
     needs_critic: bool = False
-    """Whether it learns values: a run with it needs a ``critic`` section, and no other may have
-    one."""
+    """Whether the algorithm trains a critic. Its runs need a ``critic`` section. Other runs must
+    not have one."""
     needs_teacher: bool = False
-    """Whether it learns from a teacher's logprobs: the same with the section ``teacher``."""
+    """Whether the algorithm uses a teacher's logprobs. Its runs need a ``teacher`` section. Other
+    runs must not have one."""
     learns_from: Literal["rollouts", "demonstrations"] = "rollouts"
-    """``demonstrations``: its trajectories are those of the environment's ``oracle()``, not of the
-    policy: inference logprobs are 0, and groups are as large as the config says."""
+    """``rollouts``: the policy generates the trajectories. ``demonstrations``: the environment's
+    ``oracle()`` does. Then inference logprobs are 0, and groups have the size in the config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What of a run config decides whether an algorithm's options fit it.
+    """The values of a run config that an algorithm's options are validated against.
 
     The config model of an algorithm may have ``run_problems(run)`` and ``run_warnings(run)``, which
-    yield pairs of an option's name and a message. They are asked when the config is loaded.
+    yield pairs of an option's name and a message. RollArt calls them when it loads the config.
     """
 
     updates_per_batch: int
@@ -72,7 +73,7 @@ class RunFacts:
 
 
 def _no_rows() -> torch.Tensor:
-    """Return ``[0]``: a batch that is made by hand may leave out what its algorithm never reads."""
+    """Return an empty ``[0]`` tensor: the default of fields that a hand-made batch may omit."""
     import torch
 
     return torch.empty(0, dtype=torch.int64)
@@ -80,85 +81,91 @@ def _no_rows() -> torch.Tensor:
 
 @dataclass(slots=True)
 class LossBatch:
-    """One microbatch on the device, packed: ``N`` tokens of several samples in a row.
+    """One microbatch on the device: the ``N`` tokens of several samples, packed in one row.
 
-    Row ``i`` of every ``[N]`` tensor speaks of token ``i`` itself (not of its successor); the first
-    token of each sample has ``loss_mask`` False. Samples are never split over microbatches; the
-    samples of a trajectory, and the members of a group, may be.
+    Element ``i`` of every ``[N]`` tensor belongs to token ``i`` itself, not to its successor. The
+    first token of each sample has ``loss_mask`` False. A sample is never split over microbatches.
+    The samples of a trajectory and the members of a group may be in different microbatches.
     """
 
     loss_mask: torch.Tensor
-    """``[N]`` bool."""
+    """``[N]`` bool. True for tokens that the policy sampled."""
     advantages: torch.Tensor
-    """``[N]`` float32, 0 where masked."""
+    """``[N]`` float32. The advantage of each token, 0 where masked."""
     inference_logprobs: torch.Tensor
-    """``[N]`` float32."""
+    """``[N]`` float32. Logprobs that the inference engine recorded at sampling."""
     sample_ids: torch.Tensor
-    """``[N]`` int64, which sample of the minibatch the token is of."""
+    """``[N]`` int64. Index of the token's sample in the minibatch."""
     staleness: torch.Tensor
-    """``[N]`` int64, in versions, 0 where masked."""
+    """``[N]`` int64. Staleness of each token in policy versions, 0 where masked."""
     total_loss_tokens: int
-    """Loss tokens of the whole minibatch, over all microbatches and ranks: what means divide by."""
+    """Number of loss tokens in the minibatch, over all microbatches and ranks. The divisor of
+    means."""
     total_samples: int
-    """Samples of the whole minibatch, over all microbatches and ranks."""
+    """Number of samples in the minibatch, over all microbatches and ranks."""
     signals: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """The signals named by ``requires``, ``[N]`` each, such as ``ref_logprobs``, ``entropy``; and
-    what :meth:`Algorithm.targets` gave. All without gradient, 0 where masked."""
+    """Signal name -> ``[N]`` without gradient, 0 where masked. Contains the signals in
+    ``requires``, such as ``ref_logprobs`` and ``entropy``, and the result of
+    :meth:`Algorithm.targets`."""
     outputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What each of :meth:`Algorithm.extra_modules` says now, ``[N]`` with gradient, 0 where masked:
-    ``outputs["values"]`` are the critic's of today, ``signals["values"]`` those from before the
-    first update on the batch. ``outputs["entropy"]`` is that of each token's distribution now, if
-    the algorithm :attr:`~Algorithm.wants_entropy`."""
+    """Module name -> current output of each module of :meth:`Algorithm.extra_modules`, ``[N]`` with
+    gradient, 0 where masked. ``outputs["values"]`` are the critic's current values.
+    ``signals["values"]`` are those from before the first update on the batch.
+    ``outputs["entropy"]`` is the current entropy of each token's distribution, if
+    :attr:`~Algorithm.wants_entropy` is true."""
     turn_ids: torch.Tensor = field(default_factory=_no_rows)
-    """``[N]`` int64: the turn of its trajectory a token was sampled in, -1 where masked."""
+    """``[N]`` int64. The turn of the trajectory in which the token was sampled, -1 where masked."""
     trajectory_ids: torch.Tensor = field(default_factory=_no_rows)
-    """``[N]`` int64, which trajectory of the minibatch the token is of."""
+    """``[N]`` int64. Index of the token's trajectory in the minibatch."""
     total_trajectories: int = 0
-    """Trajectories of the whole minibatch, over all microbatches and ranks."""
+    """Number of trajectories in the minibatch, over all microbatches and ranks."""
 
 
 class Algorithm(ABC):
-    """Base of algorithms.
+    """Base class of algorithms.
 
-    ``requires`` names the signals it wants, of these:
+    ``requires`` names the signals that the algorithm uses. The signals are:
 
     ===================== =========================================================================
-    ``proximal_logprobs``  the trainer's own, before the first update on the batch
-    ``ref_logprobs``       those of the reference model (``reference``: the weights RL began with)
-    ``teacher_logprobs``   those of the teacher, of the tokens the policy sampled (``teacher``)
+    ``proximal_logprobs``  of the trainer, before the first update on the batch
+    ``ref_logprobs``       of the reference model (``reference``: the initial weights)
+    ``teacher_logprobs``   of the teacher, for the tokens that the policy sampled
     ``entropy``            of the trainer's distribution, before the first update on the batch
-    *a module's name*      what it said before the first update; see :meth:`extra_modules`
+    *a module's name*      its output before the first update; see :meth:`extra_modules`
     ===================== =========================================================================
 
-    A penalty in the reward reads them in ``advantages`` (``signals``), one in the loss from
-    ``batch.signals``. Rewards are already as ``shaping`` of the run made them.
+    For a penalty in the reward, read ``signals`` in ``advantages``. For a penalty in the loss, read
+    ``batch.signals``. The run's ``shaping`` is already applied to the rewards.
     """
 
     requires: frozenset[str] = frozenset()
     zero_advantage: ZeroAdvantage = "train"
-    """``skip`` and ``drop`` are for losses to which such samples add no gradient."""
+    """How to treat samples whose advantages are all 0. ``skip`` and ``drop`` are for losses to
+    which such samples add no gradient."""
     wants_entropy: bool = False
     """Whether the loss reads ``batch.outputs["entropy"]``, ``[N]`` with gradient."""
     min_effective_groups: int | None = None
-    """A batch in which fewer groups than this have an advantage other than 0 has its loss
-    multiplied by their number over this; None: it never is."""
+    """Minimum number of groups with a nonzero advantage. If a batch has fewer, its loss is
+    multiplied by their number divided by this value. None disables the scaling."""
     min_group_size: ClassVar[int] = 1
+    """Smallest group size that the algorithm accepts."""
 
     @abstractmethod
     def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
         """Return one ``[T]`` row per sample, 0 where ``loss_mask`` is False.
 
-        Statistics of a group use the members it has: failed ones are not in it.
+        Group statistics use the members that are present. Failed trajectories are not in a group.
 
         Raises:
-            ValueError: When these groups cannot be learned from; the run ends with the reason.
+            ValueError: If the algorithm cannot learn from these groups. The run ends with the
+                message.
         """
 
     def targets(self, groups: Sequence[Group], signals: Signals) -> dict[str, list[FloatArray]]:
-        """Return further rows for the loss by name, such as the ``returns`` a critic learns.
+        """Return further rows for the loss by name, such as the ``returns`` that a critic learns.
 
-        Asked after ``advantages`` of the same groups. They arrive in ``batch.signals``; no name may
-        be one of ``requires``.
+        RollArt calls this after ``advantages`` of the same groups. The rows are in
+        ``batch.signals``. No name may be in ``requires``.
         """
         return {}
 
@@ -173,19 +180,19 @@ class Algorithm(ABC):
             batch: The microbatch.
 
         Returns:
-            A scalar that already is divided by the minibatch's totals, so that shares add up; and
-            metrics as sums over loss tokens (the trainer divides by ``total_loss_tokens``), except
-            names ending in ``_max``, which are maxima. From ``is_weight_mean`` and
+            A scalar that is already divided by the minibatch's totals, so that the shares add up,
+            and metrics as sums over loss tokens (the trainer divides by ``total_loss_tokens``).
+            Names that end in ``_max`` are maxima instead. From ``is_weight_mean`` and
             ``is_weight_sq_mean``, the sums of the importance weights and of their squares, the
-            trainer also makes ``effective_sample_size``, as a share of the loss tokens.
+            trainer also computes ``effective_sample_size``, as a share of the loss tokens.
         """
 
     def extra_modules(self, hidden_size: int) -> dict[str, torch.nn.Module]:
-        """Return further modules to train, by the name of the signal that each computes.
+        """Return further modules to train, keyed by the signal that each computes.
 
-        Each reads the last hidden states ``[K, hidden_size]`` float32 from before the loss tokens
-        (what the policy's next token hangs on) and answers ``[K]``. A critic is
-        ``{"values": head}``: its value of a token is that of the state the token was chosen in.
-        Whose hidden states, and how fast they learn, ``critic`` of the run says.
+        Each module maps the last hidden states ``[K, hidden_size]`` float32 at the positions before
+        the loss tokens to ``[K]``. A critic is ``{"values": head}``. Its value of a token is the
+        value of the state in which the token was chosen. The run's ``critic`` section sets the
+        source of the hidden states and the learning rate.
         """
         return {}

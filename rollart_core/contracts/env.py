@@ -1,23 +1,27 @@
 """Environments: ``gymnasium.Env[Observation, str]``, plus a few optional methods.
 
-An environment never sees the tokenizer. It answers text (or chat messages) to text; the engine
-records the tokens. Any gymnasium environment with text actions is one already:
+An environment never uses the tokenizer. It receives text and returns text or chat messages. The
+engine records the tokens. Any gymnasium environment with text actions works:
 
     reset(*, seed=None, options=None) -> (observation, info)  # options: {"task": 3, "split": "x"}
     step(action: str) -> (observation, reward, terminated, truncated, info)
     close()                                                     # idempotent
 
-Optional: ``oracle() -> str | None`` (the expert's next action), ``num_tasks(split) -> int | None``
-(None or missing: unlimited), ``areset`` / ``astep`` (coroutines, when the env waits on I/O),
-``task_clusters(split) -> Sequence[str] | None`` (a name for each task; tasks with the same name are
-alike, such as goals of one product, and are never on both sides of a split that a run makes),
-``corpus() -> Iterable[str]`` (text for training a tokenizer from nothing),
-``secrets() -> Sequence[str]`` (texts of the present task that the agent must never read).
-``info`` may carry ``available_actions``, ``reward_components`` (name -> float) and ``success``;
-that of ``reset`` may carry ``tools``, what the policy may call: see
-:mod:`rollart_core.rollout.tools`. And any ``info`` may carry ``reward_context``: plain JSON for the
-run's reward, such as the right answer under ``reference``; the policy never sees it, nor any other
-part of an info.
+Optional methods:
+
+- ``oracle() -> str | None``: the expert's next action.
+- ``num_tasks(split) -> int | None``: the number of tasks. None or no method means unlimited.
+- ``areset`` and ``astep``: coroutines, for an environment that waits on I/O.
+- ``task_clusters(split) -> Sequence[str] | None``: a name for each task. Tasks with the same name
+  are similar, such as goals of one product. A split that a run makes never separates them.
+- ``corpus() -> Iterable[str]``: text to train a tokenizer from scratch.
+- ``secrets() -> Sequence[str]``: texts of the current task that the agent must never read.
+
+``info`` may have ``available_actions``, ``reward_components`` (name -> float) and ``success``. The
+``info`` of ``reset`` may have ``tools``, the tools that the policy may call (see
+:mod:`rollart_core.rollout.tools`). Any ``info`` may have ``reward_context``: plain JSON for the
+run's reward, such as the right answer under ``reference``. The policy never sees any part of an
+info.
 """
 
 from __future__ import annotations
@@ -32,63 +36,82 @@ from rollart_core.types import Observation
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What an environment asks of the hardware, per turn unless named otherwise."""
+    """The expected load of an environment on the hardware, per turn unless stated otherwise."""
 
     prefill_tokens: float = 200.0
+    """New prompt tokens per turn."""
     decode_tokens: float = 50.0
+    """Generated tokens per turn."""
     turns: float = 5.0
+    """Turns per episode."""
     env_s: float = 0.001
+    """Seconds of ``env.step`` per turn."""
     reward_s: float = 0.0
+    """Seconds of the reward function per episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds an environment is given for each phase, unless the run sets its own."""
+    """Default deadlines of each phase, in seconds. A run may set its own."""
 
     reset_s: float = 30.0
+    """Seconds for ``reset``."""
     step_s: float = 30.0
+    """Seconds for ``step``."""
     close_s: float = 10.0
+    """Seconds for ``close``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one instance takes."""
+    """The resources of one instance."""
 
     cpu: float = 0.1
+    """CPU cores."""
     memory_bytes: int = 64 * 2**20
+    """Memory, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec(PluginSpec):
-    """What an environment says of itself."""
+    """The spec of an environment."""
 
     kind: Literal["step", "agent"] = "step"
+    """``step``: RollArt calls ``reset`` and ``step``. ``agent``: a program has its own loop and
+    calls an endpoint (:mod:`rollart_core.contracts.agent`)."""
     splits: tuple[str, ...] = ("train", "test")
+    """Names of the task splits."""
     disjoint_splits: bool = True
-    """No task is in two splits. False: splits may share tasks, as it has few or does not know."""
+    """Whether no task is in two splits. False if splits may share tasks."""
     reports_success: bool = True
-    """Its infos may have ``success``. False: none has, and what needs it is refused early."""
+    """Whether its infos may have ``success``. If False, RollArt rejects configs that need
+    ``success`` before the run starts."""
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """Smallest and largest return of an episode."""
+    """The smallest and largest return of an episode."""
     deterministic: bool = True
-    """The same seed, options and actions give the same episode, in any process."""
+    """Whether the same seed, options and actions give the same episode in any process."""
     max_turns: int = 10
-    """A sensible default for ``rollout.max_turns``."""
+    """The default for ``rollout.max_turns``."""
     timeouts: Timeouts = field(default_factory=Timeouts)
+    """Default deadlines of each phase, in seconds."""
     resources: Resources = field(default_factory=Resources)
+    """CPU cores and memory of one instance."""
     sandbox: str | None = None
-    """Id or alias of the sandbox it must run in; None when it needs no wall."""
+    """Id or alias of the sandbox that it must run in. None if it needs no isolation."""
     network: bool = False
+    """Whether it needs the network."""
     tools: bool = False
-    """It declares tools: ``info["tools"]`` of ``reset``, and its actions are those of
+    """Whether it declares tools in ``info["tools"]`` of ``reset``. Its actions are then texts of
     :class:`rollart_core.rollout.tools.action.ToolAction`."""
     workload: Workload = field(default_factory=Workload)
+    """Expected load per turn, until the run has measured values."""
     licence: str = ""
+    """Licence of the environment and its data, as an SPDX expression."""
 
 
 @runtime_checkable
 class TextEnv(Protocol):
-    """The least that an environment offers (structural: gymnasium.Env fits)."""
+    """The minimal interface of an environment (structural: gymnasium.Env fits)."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -96,31 +119,31 @@ class TextEnv(Protocol):
         """Begin an episode and return the first observation."""
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Act, and return observation, reward, terminated, truncated, info."""
+        """Apply an action and return observation, reward, terminated, truncated, info."""
 
     def close(self) -> None:
-        """Free everything; may be called twice."""
+        """Release everything. May be called twice."""
 
 
 class HasOracle(Protocol):
-    """An environment that knows the expert's next action."""
+    """An environment that has an expert."""
 
     def oracle(self) -> str | None:
-        """Return the expert's next action in the present state, or None when it has none."""
+        """Return the expert's next action in the current state, or None if there is none."""
 
 
 class HasCorpus(Protocol):
-    """An environment that can give text to train a tokenizer on."""
+    """An environment that provides text to train a tokenizer on."""
 
     def corpus(self) -> Iterable[str]:
-        """Yield texts as the policy will see and write them."""
+        """Yield texts such as the policy reads and writes."""
 
 
 class HasSecrets(Protocol):
-    """An environment that knows what its agent must not: answers, hidden tests."""
+    """An environment with secrets that its agent must not read, such as answers or hidden tests."""
 
     def secrets(self) -> Sequence[str]:
-        """Return texts of the present task that the agent must never be able to read.
+        """Return texts of the current task that the agent must never be able to read.
 
-        Checks look for them in every observation and info before the end of the episode.
+        Checks search for them in every observation and info before the episode ends.
         """

@@ -1,7 +1,7 @@
-"""Hardware mappers: which workload runs on which pool.
+"""Hardware mappers: decide which workload runs on which pool.
 
 Takes: nothing. Gives: pools, models, demand and placements as records, and the base of mappers.
-Never: reckons; :mod:`rollart_planner` does.
+Never: computes a placement; :mod:`rollart_planner` does.
 """
 
 from __future__ import annotations
@@ -17,66 +17,73 @@ from rollart_core.contracts.spec import PluginSpec
 Role = Literal["envs", "engines", "trainer", "rewards"]
 
 TRAINER_REASON: Final = "the trainer"
-"""Begins a reason of a placement that concerns the trainer alone, and no environment."""
+"""The prefix of a placement's reasons that apply to the trainer only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareMapperSpec(PluginSpec):
-    """What a hardware mapper says of itself."""
+    """The spec of a hardware mapper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A set of like machines or devices. What is not known is 0."""
+    """A set of identical machines or devices. Unknown values are 0."""
 
     name: str
+    """Unique name of the pool."""
     device: str
-    """``cpu`` (counted in cores), ``serverless`` (counted in calls at once), or an accelerator's
-    name, such as ``H100``."""
+    """``cpu`` (counted in cores), ``serverless`` (counted in concurrent calls), or the name of an
+    accelerator, such as ``H100``."""
     count: int
+    """Number of devices, cores or concurrent calls."""
     flops_per_s: float = 0.0
-    """Per device, dense, in the model's number format."""
+    """Dense FLOP/s per device, in the model's number format."""
     bytes_per_s: float = 0.0
-    """Memory bandwidth per device."""
+    """Memory bandwidth per device, in bytes/s."""
     memory_bytes: int = 0
+    """Memory per device, in bytes."""
     price_per_hour: float = 0.0
-    """Per device."""
+    """Price per device and hour."""
     resources: Mapping[str, float] = field(default_factory=dict)
-    """What one device is called in the cluster's own scheduler (Ray's resources)."""
+    """Resources that one device takes in the cluster's scheduler (Ray's custom resources)."""
     roles: tuple[Role, ...] = ()
-    """What it may be used for; none: whatever fits its device."""
+    """Allowed uses. If empty, every use that fits the device."""
     step_s: float = 0.0
-    """What an engine's step takes there besides arithmetic and traffic."""
+    """Seconds of fixed overhead per engine step, in addition to compute and memory traffic."""
     per_node: int = 0
-    """Devices of one machine: an engine over several devices has all of them there."""
+    """Devices per machine. All devices of one engine are on one machine."""
     host_memory_bytes: int = 0
-    """Of one machine, not of its devices."""
+    """Host memory of one machine, in bytes. Device memory is not included."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What of a model decides how long it takes."""
+    """The properties of a model that determine its cost."""
 
     num_params: int
+    """Number of parameters."""
     num_layers: int
+    """Number of layers."""
     num_heads: int
-    """Query heads."""
+    """Number of query heads."""
     num_kv_heads: int
+    """Number of key and value heads."""
     head_dim: int
+    """Dimension of one head."""
     bytes_per_value: float = 2.0
-    """Of weights and KV cache: 2 for bfloat16, 4 for float32."""
+    """Bytes per value of weights and KV cache: 2 for bfloat16, 4 for float32."""
     num_active_params: int = 0
-    """Of a mixture of experts: parameters that one token goes through; 0: all."""
+    """Active parameters per token in a mixture of experts. 0 means all."""
     num_experts: int = 0
-    """Experts of a layer; 0: it is no mixture."""
+    """Experts per layer. 0 if the model is not a mixture of experts."""
     experts_per_token: int = 0
-    """Experts of a layer that one token goes through."""
+    """Active experts per layer and token."""
     width: int = 0
-    """Of the residual stream."""
+    """Width of the residual stream."""
     num_outer_params: int = 0
-    """Those outside of the layers: embeddings and head."""
+    """Parameters outside the layers: embeddings and head."""
     vocab_size: int = 0
-    """Tokens; 0: not known."""
+    """Tokens in the vocabulary. 0 if unknown."""
 
     @property
     def weight_bytes(self) -> float:
@@ -85,14 +92,15 @@ class ModelShape:
 
     @property
     def active_params(self) -> int:
-        """Parameters that one token goes through."""
+        """Active parameters per token."""
         return self.num_active_params or self.num_params
 
     @property
     def expert_params(self) -> float:
         """Parameters of all experts of all layers.
 
-        From ``total = shared + X`` and ``active = shared + X k / E``, for k of E experts a token.
+        From ``total = shared + X`` and ``active = shared + X k / E``, with k of E experts per
+        token.
         """
         if not self.num_experts:
             return 0.0
@@ -102,9 +110,10 @@ class ModelShape:
     def touched_bytes(self, num_tokens: float) -> float:
         """Return the bytes of weights that a step of ``num_tokens`` tokens reads.
 
-        Of a mixture, a token goes through k of E experts. Were they drawn alike and by each token
-        for itself, n tokens would leave one out with probability ``(1 - k / E)^n``; so
-        ``E (1 - (1 - k / E)^n)`` of a layer are read. Real routers prefer some: then it is less.
+        In a mixture of experts, a token uses k of E experts. If each token draws them uniformly and
+        independently, n tokens miss an expert with probability ``(1 - k / E)^n``. The step then
+        reads ``E (1 - (1 - k / E)^n)`` experts of a layer. Real routers prefer some experts, so the
+        step reads fewer.
         """
         if not self.num_experts:
             return self.weight_bytes
@@ -114,82 +123,88 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes of keys and values one token leaves in the cache."""
+        """Bytes of keys and values per token in the KV cache."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a run asks of the hardware besides its environments' workloads."""
+    """The hardware requirements of a run, in addition to its environments' workloads."""
 
     model: ModelShape | None = None
-    """None: not known (yet)."""
+    """Shape of the model. None if unknown."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Env id -> its share of the trajectories, on any scale; one that is missing has 1."""
+    """Env id -> relative share of the trajectories, on any scale. The default of a missing id is
+    1."""
     max_concurrent: int = 256
-    """Most episodes at once."""
+    """Maximum number of concurrent episodes."""
     num_engines: int | None = None
-    """Inference engines of the run; None: as many as there is room for."""
+    """Number of inference engines of the run. None means as many as fit."""
     engine_devices: int = 1
-    """Devices of one engine, all of one machine."""
+    """Devices per engine, all on one machine."""
     num_trainer_ranks: int = 1
-    """Trainer ranks, a device each."""
+    """Number of trainer ranks. Each uses one device."""
     recomputes: bool = False
-    """Whether the trainer computes each layer again for its backward pass."""
+    """Whether the trainer recomputes each layer in the backward pass (activation checkpointing)."""
     stateless_rewards: bool = False
     """Whether rewards may run on a serverless pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a placement should give, by the model of :mod:`rollart_planner`."""
+    """The expected performance of a placement, by the model of :mod:`rollart_planner`."""
 
     trajectories_per_s: float
+    """Trajectories per second, over all environments."""
     envs: Mapping[str, float]
     """Env id -> trajectories/s."""
     pools: Mapping[str, float]
-    """Pool -> share of its devices' time in use, the trainer's devices included."""
+    """Pool -> utilization of its devices from 0 to 1, including the trainer's devices."""
     turn_s: Mapping[str, Mapping[str, tuple[float, float]]]
-    """Env id -> pool -> seconds of a device for one turn: prefill and decode."""
+    """Env id -> pool -> device seconds for one turn: prefill and decode."""
     bottleneck: str
-    """What there would have to be more of to be faster; a sentence."""
+    """The resource that limits the rate, as a sentence."""
     price_per_hour: float = 0.0
-    """Of the devices in use."""
+    """Price per hour of the devices in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where everything goes. Pool names only."""
+    """The pool of each workload. All values are pool names."""
 
     envs: Mapping[str, str]
-    """Env id -> pool of its workers."""
+    """Env id -> pool of its env workers."""
     engines: Mapping[str, Mapping[str, float]]
-    """Env id -> pool -> share of its trajectories generated there (shares add up to 1)."""
+    """Env id -> pool -> share of its trajectories that engines of the pool generate. The shares of
+    an environment add up to 1."""
     trainer: str
+    """Pool of the trainer."""
     rewards: str = "inline"
-    """``inline``: beside the environments; or the name of a serverless pool."""
+    """``inline``: rewards run in the same pool as the environments. Otherwise the name of a
+    serverless pool."""
     reasons: tuple[str, ...] = field(default_factory=tuple)
-    """Why, a sentence each."""
+    """Reasons for the placement, one sentence each."""
     num_engines: Mapping[str, int] = field(default_factory=dict)
-    """Pool -> inference engines there; empty: the mapper leaves it to the runtime."""
+    """Pool -> number of inference engines. If empty, the runtime decides."""
     expected: Expectation | None = None
-    """None: the mapper does not reckon with rates."""
+    """Expected rates. None if the mapper does not compute them."""
 
 
 class HardwareMapper(ABC):
-    """Base of hardware mappers."""
+    """Base class of hardware mappers."""
 
     demand: Demand = Demand()
-    """What else is known of the run; set before ``place``, and free to ignore."""
+    """Further requirements of the run. RollArt sets it before ``place``. A mapper may ignore it."""
 
     @abstractmethod
     def place(self, workloads: Mapping[str, Workload], pools: Sequence[Pool]) -> Placement:
-        """Map each env's workload to pools.
+        """Map each environment's workload to pools.
 
         Args:
             workloads: Env id -> workload, declared or measured.
-            pools: What there is.
+            pools: The available pools.
 
         Raises:
-            ValueError: When the pools cannot carry the workloads; says which and why.
+            ValueError: If the pools cannot run the workloads. The message names the workload and
+                the reason.
         """

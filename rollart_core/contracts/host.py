@@ -1,7 +1,7 @@
-"""What boxes and the machine they are on tell each other: what a box leaves, what a wall finds.
+"""Records about sandboxes and their host: resources that a sandbox leaves, results of host checks.
 
-Takes: nothing. Gives: the records that :class:`~rollart_core.contracts.sandbox.Sandbox` speaks in.
-Never: removes or checks anything by itself.
+Takes: nothing. Gives: the records that :class:`~rollart_core.contracts.sandbox.Sandbox` uses.
+Never: removes or checks anything.
 """
 
 from __future__ import annotations
@@ -13,30 +13,34 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a wall needs or uses on this machine, for ``rollart sandbox doctor``."""
+    """The result of one check of this machine, for ``rollart sandbox doctor``."""
 
     what: str
-    """Such as ``user namespaces``."""
+    """The checked feature, such as ``user namespaces``."""
     state: Literal["ok", "warn", "bad"]
-    """``warn``: it works, but holds less; ``bad``: a box cannot start."""
+    """``warn``: sandboxes work, but with weaker isolation. ``bad``: a sandbox cannot start."""
     says: str = ""
+    """The result, as text."""
     mend: str = ""
-    """What to do about it."""
+    """How to fix it."""
 
 
 class LedgerLine(Protocol):
-    """A box's line in the ledger of live boxes, from which a killed owner's boxes are reaped."""
+    """The line of one sandbox in the ledger of live sandboxes.
+
+    Garbage collection reads the ledger to remove the sandboxes of killed processes.
+    """
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """What to label things with that outlive this process (containers)."""
+        """Labels for resources that outlive this process, such as containers."""
 
     def leaves(self, kind: str, what: str) -> None:
-        """Note something on the host that is there until the box is closed.
+        """Record a host resource that exists until the sandbox is closed.
 
         Args:
-            kind: ``folder`` or ``cgroup`` (anybody removes them; their names begin with
-                ``rollart-``), ``usage`` (a cgroup that shows how much memory the box uses), or a
-                wall's own, such as ``container``.
-            what: Its absolute path, or its id.
+            kind: ``folder`` or ``cgroup`` (any process may remove them; their names begin with
+                ``rollart-``), ``usage`` (a cgroup with the memory usage of the sandbox), or a kind
+                of the sandbox plugin, such as ``container``.
+            what: The absolute path or the id.
         """

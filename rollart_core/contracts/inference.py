@@ -1,7 +1,7 @@
 """Inference engines: token ids in, token ids and their logprobs out.
 
 The lifecycle is ``start -> (generate | load_weights | pause | resume | abort | release)* ->
-close``, all on one asyncio loop. ``generate`` calls run at once and are batched by the engine.
+close``, all on one asyncio loop. ``generate`` calls run concurrently and the engine batches them.
 """
 
 from __future__ import annotations
@@ -19,131 +19,141 @@ FinishReason = Literal["stop", "length", "abort"]
 KvOnSwap = Literal["recompute", "keep"]
 SCORE_BOUNDARY = "engine.score"
 Health = Literal["up", "down", "lost"]
-"""``down``: gone, and coming back; ``lost``: for good."""
+"""``down``: unavailable until its restart completes. ``lost``: permanently unavailable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceEngineSpec(PluginSpec):
-    """What an inference engine says of itself."""
+    """The spec of an inference engine."""
 
     keeps_deterministic: bool = True
-    """Whether ``deterministic: true`` can be had with it: the same seeds, the same tokens."""
+    """Whether it supports ``deterministic: true``: the same seeds give the same tokens."""
     takes_index: bool = False
-    """Whether it is built with ``engine_index``: its number among the engines of the run, from 0,
-    the same after a restart."""
+    """Whether its constructor receives ``engine_index``: the index among the engines of the run,
+    from 0. A restart keeps the index."""
 
     takes_text: bool = False
-    """True when it also serves a model whose tokens only its server knows (``model.kind:
-    remote``): see :attr:`GenerateRequest.messages`."""
+    """Whether it also serves models whose tokens are available only on the server (``model.kind:
+    remote``). See :attr:`GenerateRequest.messages`."""
     follows_training: bool = True
-    """False when its weights stay what they are: it is for evaluation only."""
+    """Whether it loads new weights. If False, it is for evaluation only."""
     merges_adapters: bool = False
-    """Whether it takes LoRA adapters from the weight channel and adds them to the model it began
-    with (``lora.sync: adapter``); else it is sent whole weights."""
+    """Whether it receives LoRA adapters from the weight channel and merges them into its initial
+    model (``lora.sync: adapter``). Otherwise it receives full weights."""
     scores: bool = False
-    """Whether it has :meth:`InferenceEngine.score`, which a teacher needs."""
+    """Whether it implements :meth:`InferenceEngine.score`, which a teacher needs."""
     devices_option: str | None = None
-    """Its option that says how many accelerators of one machine an engine takes; None: one."""
+    """The option with the number of accelerators that one engine takes on one machine. None means
+    one."""
     first_device_option: str | None = None
-    """Its option that says at which accelerator of the machine the first engine begins: nothing
-    where the cluster gives each engine accelerators of its own. Such an engine is built with
-    ``has_own_devices``: whether it sees no others."""
+    """The option with the index of the first engine's first accelerator on the machine. It has no
+    effect if the cluster assigns accelerators to each engine. An engine with this option is built
+    with ``has_own_devices``: whether it sees only its own accelerators."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One turn's generation."""
+    """A request to generate one turn."""
 
     request_id: str
-    """Unique among requests in flight."""
+    """Unique among the requests in flight."""
     token_ids: Sequence[int]
-    """The whole prompt, earlier turns included."""
+    """The whole prompt, including earlier turns."""
     max_new_tokens: int
+    """Maximum number of tokens to generate."""
     session_id: str = ""
-    """Requests of one session extend one another: the KV cache is kept for it until ``release``.
-    Empty: nothing is kept."""
+    """Each request of a session extends the previous one. The engine keeps the session's KV cache
+    until ``release``. If empty, it keeps nothing."""
     group_id: str = ""
-    """Sessions of one group may share the KV of a common prefix."""
+    """Sessions of one group may share the KV cache of a common prefix."""
     temperature: float = 1.0
-    """0 means greedy; then logprobs are those of temperature 1."""
+    """Sampling temperature. 0 means greedy; logprobs are then those of temperature 1."""
     stop_token_ids: Sequence[int] = ()
-    """Generation ends after one of these, which is part of what is returned."""
+    """Generation ends after one of these tokens. The result includes it."""
     sampling_key: int = 0
-    """See :func:`rollart_core.types.sampling_key`; token ``t`` of the answer uses counter ``t``."""
+    """Key of the randomness. Token ``t`` of the answer uses counter ``t``. See
+    :func:`rollart_core.types.sampling_key`."""
     env_id: str = ""
-    """Whose turn it is: a placement may keep environments apart."""
+    """The environment of the turn. A placement may use different engines per environment."""
     messages: Sequence[Message] | None = None
-    """The conversation as text, instead of ``token_ids``; for engines that take text."""
+    """The conversation as text, instead of ``token_ids``, for engines with ``takes_text``."""
     tools: Sequence[ToolSpec] = ()
-    """What may be called; said only with ``messages`` (``token_ids`` hold them already)."""
+    """The tools that the model may call. Set only with ``messages``; ``token_ids`` already contain
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """How likely are given tokens?"""
+    """A request for the logprobs of given tokens."""
 
     request_id: str
-    """Unique among requests in flight."""
+    """Unique among the requests in flight."""
     token_ids: Sequence[int]
-    """The whole row."""
+    """The whole token row, ``[T]``."""
     positions: Sequence[int]
-    """Which tokens of it are asked about, ascending, from 1 on; each given all before it."""
+    """Ascending indices of the tokens to score, from 1. Each is conditioned on all tokens before
+    it."""
     temperature: float = 1.0
-    """Logits are divided by it; above 0."""
+    """Divisor of the logits, greater than 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextAnswer:
-    """What a model whose tokens only its server knows has said."""
+    """The answer of a model whose tokens are available only on the server."""
 
     content: str
+    """Text of the answer."""
     num_prompt_tokens: int = 0
-    """As the server counts them; 0 where it does not say."""
+    """Prompt tokens as counted by the server. 0 if the server does not report them."""
     num_new_tokens: int = 0
-    """The same."""
+    """Generated tokens as counted by the server. 0 if the server does not report them."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """As the server took them out of what the model wrote."""
+    """Tool calls as parsed by the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateResult:
-    """What was generated."""
+    """The result of a :class:`GenerateRequest`."""
 
     token_ids: list[int]
+    """The generated tokens."""
     inference_logprobs: list[float]
-    """One per token; of the temperature-scaled, untruncated distribution."""
+    """One logprob per token, of the temperature-scaled, untruncated distribution."""
     spans: tuple[TokenSpan, ...]
-    """Contiguous, covering all tokens in order."""
+    """Contiguous spans that cover all tokens in order."""
     finish_reason: FinishReason
+    """Why generation ended."""
     num_cached_tokens: int = 0
-    """Prompt tokens that were not computed again."""
+    """Prompt tokens that the engine read from its cache."""
     text: TextAnswer | None = None
-    """The answer to ``messages``; then there are no tokens."""
+    """The answer to a request with ``messages``. Then there are no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSwap:
-    """What one weight swap cost."""
+    """The cost of one weight swap."""
 
     policy_version: int
+    """The version that the engine has loaded."""
     stall_s: float
-    """How long no token was generated because of it."""
+    """Seconds without generation because of the swap."""
     num_bytes: int
-    """Of the weights."""
+    """Bytes of the weights."""
     num_recomputed_tokens: int = 0
+    """Tokens whose KV cache the engine recomputed."""
     fetch_s: float = 0.0
-    """How long fetching took, while tokens were generated."""
+    """Seconds of the fetch, during which generation continued."""
     moved_bytes: int = 0
-    """What came through the channel; 0 where it does not count."""
+    """Bytes received through the channel. 0 if the channel does not count them."""
     num_restarted: int = 0
-    """Generations that began again because of it."""
+    """Number of generations that restarted because of the swap."""
     engine: str = ""
-    """Which engine; filled in by whoever has several."""
+    """Name of the engine. Set by the caller that has several engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the start, and gauges of now."""
+    """Counters since the start and current gauges."""
 
     policy_version: int = 0
     num_running: int = 0
@@ -154,58 +164,64 @@ class EngineStats:
     decode_tokens: int = 0
     busy_s: float = 0.0
     kv_used: float = 0.0
-    """Share of the KV cache in use, 0 to 1."""
+    """Share of the KV cache in use, from 0 to 1."""
     extra: dict[str, float] = field(default_factory=dict)
 
 
 class InferenceEngine(ABC):
-    """Base of inference engines."""
+    """Base class of inference engines."""
 
     pool: str = "local"
-    """Where it is: the name of a pool of the placement."""
+    """Name of its pool in the placement."""
     health: Health = "up"
-    """Anything but ``up``: requests go elsewhere. In one process it is always up."""
+    """If not ``up``, requests go to other engines. An engine in the same process is always
+    ``up``."""
     on_health: Callable[[InferenceEngine], None] | None = None
-    """Called whenever ``health`` has changed."""
+    """Called after each change of ``health``."""
 
     def kill(self, reason: str) -> None:
-        """Treat it as dead; one in a process of its own may come back."""
+        """Mark the engine as dead. An engine in its own process may restart."""
         self.health = "lost"
         if self.on_health is not None:
             self.on_health(self)
 
     @abstractmethod
     async def start(self) -> None:
-        """Load the model; returns when ready."""
+        """Load the model and return when the engine is ready."""
 
     @abstractmethod
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Generate one turn.
 
         Raises:
-            InferenceFailure: When the request cannot be answered (engine gone, nonsense asked).
-            ContextOverflow: When the conversation has outgrown a context that it alone knows.
+            InferenceFailure: If the request cannot be answered, because the engine is gone or the
+                request is invalid.
+            ContextOverflow: If the conversation exceeds a context length that only the engine can
+                check.
         """
 
     async def score(self, request: ScoreRequest) -> list[float]:
-        """Return the logprob of each token asked about, of the untruncated distribution.
+        """Return the logprob of each requested token, of the untruncated distribution.
 
-        Optional; an engine that has it says so in its spec.
+        Optional. An engine that implements it sets ``scores`` in its spec.
 
         Raises:
-            InferenceFailure: When the request cannot be answered, or the engine does not do this.
+            InferenceFailure: If the request cannot be answered, or the engine does not implement
+                it.
         """
         raise not_scoring(type(self).__name__)
 
     @abstractmethod
     async def load_weights(self, policy_version: int) -> WeightSwap:
-        """Fetch that version from the weight channel and swap it in between two decode steps.
+        """Fetch a version from the weight channel and swap it in between two decode steps.
 
-        Where the channel no longer holds it, the newest is taken; the answer says which.
+        If the channel no longer has it, the engine loads the newest. The result has the loaded
+        version.
 
         Raises:
-            LookupError: When the channel holds neither.
-            ValueError: When the weights do not fit the model, or are damaged; the old ones stay.
+            LookupError: If the channel has neither.
+            ValueError: If the weights do not fit the model or are damaged. The engine keeps the old
+                weights.
         """
 
     @abstractmethod
@@ -214,15 +230,15 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     async def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Continue after ``pause``."""
 
     @abstractmethod
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these requests now; each returns what it has with ``finish_reason`` ``abort``."""
+        """End requests now. Each returns its tokens so far with ``finish_reason`` ``abort``."""
 
     @abstractmethod
     async def release(self, session_id: str) -> None:
-        """Forget a session and free its KV; unknown ids are fine."""
+        """Drop a session and free its KV cache. Unknown ids are ignored."""
 
     @abstractmethod
     async def stats(self) -> EngineStats:
@@ -230,11 +246,11 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Free everything; may be called twice."""
+        """Release everything. May be called twice."""
 
 
 def not_scoring(engine: str) -> InferenceFailure:
-    """Return what an engine without ``score`` answers; it is not worth a retry."""
+    """Return the failure of an engine without ``score``. It is not retryable."""
     failure = InferenceFailure(f"{engine} cannot score given tokens", boundary=SCORE_BOUNDARY)
     failure.retryable = False
     return failure

@@ -1,16 +1,16 @@
-"""Rewards: from what happened in an episode to a number. JSON in, JSON out.
+"""Rewards: score an episode. The input and the output are JSON.
 
-    trajectory -> RewardRequest -> scoring room -> RewardBackend.invoke(RewardCall) -> RewardAnswer
+    trajectory -> RewardRequest -> RewardService -> RewardBackend.invoke(RewardCall) -> RewardAnswer
                                                         |
                                      Reward.score | GroupReward.score_group, wherever it runs
 
-A reward never sees tokens. ``stateless`` rewards may leave the process and be retried; they must
-give the same answer to the same request. A backend that is ``in_process`` is built around the
-reward object itself, any other around a :class:`RewardRef`, from which it builds the reward where
-that is to run. What fails is typed: a ``RewardFailure`` is the reward's own (it would fail anywhere
-in the same way), a ``BackendFailure`` its backend's (another try, or another backend, may do), a
-``DeadlineFailure`` the clock's. :mod:`rollart_core.rewards` tries again, and says in every message
-which reward and which backend it was.
+A reward never receives tokens. ``stateless`` rewards may run in another process and may be retried.
+They must return the same result for the same request. A backend with ``in_process`` is built with
+the reward object. Any other backend is built with a :class:`RewardRef`, from which it builds the
+reward at the place of execution. Failures are typed. A ``RewardFailure`` comes from the reward,
+which would fail in the same way anywhere. A ``BackendFailure`` comes from the backend, so a retry
+or another backend may succeed. A ``DeadlineFailure`` is a timeout. :mod:`rollart_core.rewards`
+retries, and names the reward and the backend in every message.
 """
 
 from __future__ import annotations
@@ -26,48 +26,51 @@ from rollart_core.errors import DeadlineFailure, RewardFailure
 from rollart_core.types import Message
 
 Need = Literal["messages", "answer", "context", "env_return", "success", "components"]
-"""What a reward may ask to be told; ``answer`` is the last message of the policy alone."""
+"""The data that a reward may request. ``answer`` is only the last message of the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardSpec(PluginSpec):
-    """What a reward function says of itself."""
+    """The spec of a reward function."""
 
     stateless: bool = True
+    """Whether it gives the same result for the same request in any process."""
     group: bool = False
-    """True when it scores a whole group at once (``score_group``)."""
+    """Whether it scores a whole group in one call (``score_group``)."""
     reward_range: tuple[float, float] = (0.0, 1.0)
+    """The smallest and largest value."""
     needs: tuple[Need, ...] | None = None
-    """What its requests carry besides ids and counts; None: everything. What is left out has its
-    default there."""
+    """The data in its requests, in addition to ids and counts. None means all data. Omitted fields
+    have their defaults."""
     runs_on: Literal["pool", "inline"] = "pool"
-    """What scores it where a run names no backend: worker processes, or the controller's own
-    threads, for what computes next to nothing, only waits, or has processes of its own."""
+    """The default backend. ``pool``: worker processes. ``inline``: threads of the controller, for a
+    reward that computes little, only waits, or has its own processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardBackendSpec(PluginSpec):
-    """Where reward functions run (in process, worker pool, HTTP, serverless)."""
+    """The spec of a reward backend (in process, worker pool, HTTP, serverless)."""
 
     in_process: bool = False
-    """It is built around the reward object itself, in the controller's process; any other around a
-    :class:`RewardRef`."""
+    """Whether it is built with the reward object, in the controller's process. Otherwise it is
+    built with a :class:`RewardRef`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardRef:
-    """A reward by id and options, from which ``registry.build`` makes it where it is to run."""
+    """The id and options of a reward. ``registry.build`` builds the reward from them."""
 
     id: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Checked and filled with defaults; plain JSON. Keys and tokens are never among them: they are
-    named by the variable that holds them."""
+    """Validated options with defaults, as plain JSON. They never contain keys or tokens. They
+    contain the names of the environment variables with the secrets instead."""
     group: bool = False
+    """Whether it scores a whole group in one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardRequest:
-    """What a reward function gets; every field is plain JSON."""
+    """The input of a reward function. Every field is plain JSON."""
 
     ticket_id: str
     env_id: str
@@ -76,23 +79,23 @@ class RewardRequest:
     messages: tuple[Message, ...]
     """The whole conversation, as text."""
     env_return: float
-    """Sum of what ``env.step`` returned."""
+    """The sum of the rewards that ``env.step`` returned."""
     success: bool | None
     components: Mapping[str, float] = field(default_factory=dict)
-    """``reward_components`` of the last step's info."""
+    """``reward_components`` in the info of the last step."""
     truncated: bool = False
     num_turns: int = 0
     num_loss_tokens: int = 0
     context: Mapping[str, Any] = field(default_factory=dict)
-    """What the environment hands to its reward and the policy never sees: ``reward_context`` of its
-    infos, later ones over earlier ones. A right answer stands under ``reference``, hidden tests
-    under ``tests``; other keys are between an environment and its reward."""
+    """Data from the environment for its reward, which the policy never sees: ``reward_context`` of
+    its infos. Later values replace earlier ones. The right answer is under ``reference``, and
+    hidden tests are under ``tests``. An environment and its reward may agree on other keys."""
     attempt: int = 0
-    """Of the ticket; 0 for the first."""
+    """Attempt of the ticket. 0 for the first."""
 
     @property
     def answer(self) -> str:
-        """The last message of the policy; empty where it said nothing."""
+        """The last message of the policy. Empty if there is none."""
         for message in reversed(self.messages):
             if message["role"] == "assistant":
                 return message["content"]
@@ -101,7 +104,7 @@ class RewardRequest:
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """What a reward function answers; ``value`` is finite and within the declared range."""
+    """The output of a reward function. ``value`` is finite and within the declared range."""
 
     value: float
     components: Mapping[str, float] = field(default_factory=dict)
@@ -109,97 +112,100 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """What a backend is asked at once."""
+    """One call of a backend."""
 
     requests: tuple[RewardRequest, ...]
-    """Independent of each other; with ``group`` exactly one whole group."""
+    """Independent requests. With ``group``, exactly one whole group."""
     idempotency_key: str
-    """The same for every try of the same requests, a hedge included, and for no others: what has
-    been worked out under a key may be answered again."""
+    """Identical for all attempts of the same requests, including a hedged request. Different for
+    other requests. A backend may return the stored result of a key again."""
     deadline_s: float
-    """Seconds from now after which nobody waits for the answer."""
+    """Seconds from now. After that, the answer is ignored."""
     group: bool = False
-    """They are for ``score_group``, together."""
+    """Whether the requests go to one call of ``score_group``."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardCost:
-    """What one call has cost, as far as its backend knows."""
+    """The cost of one call, as far as its backend can measure it."""
 
     num_invocations: int = 1
-    """Functions called, requests sent."""
+    """Number of function calls or sent requests."""
     cold: bool | None = None
-    """True when something had to be started for it; None: not known."""
+    """Whether the call needed a cold start. None if unknown."""
     billed_gb_s: float = 0.0
-    """Memory times time, as platforms bill it."""
+    """Billed memory times time, in GB-seconds."""
     run_s: float | None = None
-    """How long the reward itself ran; the rest was the way there and back."""
+    """Seconds in the reward itself, without transport."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardAnswer:
-    """What a backend answers to a call."""
+    """The answer of a backend to a call."""
 
     results: tuple[RewardResult | RewardFailure | DeadlineFailure, ...]
-    """One for each request, in order: what cannot be scored fails by itself."""
+    """One result per request, in order. A request that cannot be scored has a failure and does not
+    affect the others."""
     cost: RewardCost = RewardCost()
 
 
 class Reward(ABC):
-    """Base of reward functions.
+    """Base class of reward functions.
 
-    One that holds something (processes, boxes, a connection) may have ``close()``: its backend
-    calls it, once and from any thread, when it ends. Where processes are killed nothing is called.
+    A reward with resources (processes, sandboxes, a connection) may have ``close()``. Its backend
+    calls it once, from any thread, when the backend closes. It is not called if the process is
+    killed.
     """
 
     stateless: ClassVar[bool] = True
 
     @abstractmethod
     def score(self, request: RewardRequest) -> RewardResult:
-        """Score one episode. Raise to say that it cannot be scored; never answer 0 for that."""
+        """Score one episode. Raise if it cannot be scored. Never return 0 instead."""
 
 
 class GroupReward(ABC):
-    """Base of rewards that see the whole group; ``close()`` as for :class:`Reward`."""
+    """Base class of rewards that score a whole group. ``close()`` works as in :class:`Reward`."""
 
     stateless: ClassVar[bool] = True
 
     @abstractmethod
     def score_group(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
-        """Score all members of a group; one result for each, in order."""
+        """Score all members of a group. Return one result per member, in order."""
 
 
 class RewardBackend(ABC):
-    """Runs one reward function somewhere.
+    """Base class of backends. A backend runs one reward function.
 
-    Its class is called with its options and, by keyword, ``reward`` (the object if its spec says
-    ``in_process``, else a :class:`RewardRef`), ``reward_range`` and ``timeout_s``, the most seconds
-    one call may take. ``score`` is all it must have; ``invoke`` is what the scoring room calls.
+    The constructor receives the options and, by keyword, ``reward`` (the object if the spec has
+    ``in_process``, else a :class:`RewardRef`), ``reward_range`` and ``timeout_s``, the maximum
+    seconds of one call. Only ``score`` is required. The reward service calls ``invoke``.
     """
 
-    async def open(self) -> None:  # noqa: B027 (optional: most have nothing to find out)
-        """Find out before the run whether it can be asked at all; by default nothing.
+    async def open(self) -> None:  # noqa: B027 (optional: most backends need no check)
+        """Check before the run whether the backend can be called. By default, do nothing.
 
         Raises:
-            ConfigError: When it cannot: no such function, wrong credentials, a missing package.
+            ConfigError: If it cannot be called: unknown function, wrong credentials, missing
+                package.
         """
 
     @abstractmethod
     async def score(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
-        """Score each request; a group reward gets one whole group.
+        """Score each request. A group reward receives one whole group.
 
         Raises:
-            RewardFailure: When the reward itself cannot score one of them.
-            BackendFailure: When it could not be asked, or answered garbage.
-            DeadlineFailure: When it took too long.
+            RewardFailure: If the reward itself cannot score one of them.
+            BackendFailure: If the backend cannot be called, or its answer is invalid.
+            DeadlineFailure: If the call took too long.
         """
 
     async def invoke(self, call: RewardCall) -> RewardAnswer:
-        """Answer a call; by default with ``score``, so that one request fails without the others.
+        """Answer a call. By default, call ``score`` so that one request can fail alone.
 
         Raises:
-            BackendFailure: When nothing of it could be answered.
-            DeadlineFailure: When it took too long.
+            BackendFailure: If no request of the call could be answered.
+            DeadlineFailure: If the call took too long.
         """
         if call.group or len(call.requests) < 2:
             return RewardAnswer(tuple(await self.score(call.requests)))
@@ -207,12 +213,12 @@ class RewardBackend(ABC):
         return RewardAnswer(tuple(await asyncio.gather(*single)))
 
     def gauges(self) -> Mapping[str, float]:
-        """Return what there is to count now, such as ``{"workers": 3}``; by default nothing."""
+        """Return current gauges, such as ``{"workers": 3}``. By default, none."""
         return {}
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop whatever was started; may be called twice."""
+        """Stop everything that the backend started. May be called twice."""
 
     async def _score_one(
         self, request: RewardRequest

@@ -1,10 +1,10 @@
-"""What a reward answered, held to its contract where it enters: finite, in range, complete.
+"""Validation of reward results: finite, in range, complete.
 
-Takes: whatever came back. Gives: what is wrong with it in a few words, or an empty text. Never:
-mends an answer.
+Takes: the result of a reward, of any type. Gives: the problem as a short text, or an empty text.
+Never: fixes a result.
 
-A reward may also say what it should answer: ``examples() -> Sequence[RewardExample]`` (optional),
-which `rollart check` asks.
+A reward may declare expected results in the optional method ``examples() ->
+Sequence[RewardExample]``. `rollart check` calls it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from rollart_core.contracts.reward import RewardRequest, RewardResult
 from rollart_core.errors import first_line
 
 SLACK: Final = 1e-6
-"""How far a value may be outside its range: rounding."""
+"""Tolerance of the range for rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardExample:
-    """Requests that a reward can score, and what it must answer."""
+    """Example requests and their expected values."""
 
     requests: tuple[RewardRequest, ...]
-    """One; for a group reward a whole group."""
+    """One request. For a group reward, a whole group."""
     values: tuple[float, ...] | None = None
-    """The value of each; None: whatever is in range."""
+    """The expected value of each request. None accepts every value in range."""
 
 
 def result_problem(result: object, reward_range: tuple[float, float]) -> str:
-    """Return what is wrong with one result; empty when nothing is."""
+    """Return the problem of one result. Empty if it is valid."""
     low, high = reward_range
     if not isinstance(result, RewardResult):
         return f"a {type(result).__name__}, not a RewardResult"
@@ -45,7 +45,7 @@ def result_problem(result: object, reward_range: tuple[float, float]) -> str:
 
 
 def results_problem(results: object, num_requests: int, reward_range: tuple[float, float]) -> str:
-    """Return what is wrong with the results of a group; empty when nothing is."""
+    """Return the problem of the results of a group. Empty if they are valid."""
     if not isinstance(results, Sequence) or isinstance(results, str | bytes):
         return f"a {type(results).__name__}, not a list of results"
     if len(results) != num_requests:
@@ -54,10 +54,10 @@ def results_problem(results: object, num_requests: int, reward_range: tuple[floa
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a finite number; numpy's are numbers too, True is none."""
+    """Return whether a value is a finite number. Numpy numbers are accepted, booleans are not."""
     if isinstance(value, bool | str | bytes):
         return False
     try:
         return math.isfinite(value)  # type: ignore[arg-type]
-    except (TypeError, OverflowError):  # a huge int has no float
+    except (TypeError, OverflowError):  # a huge int does not fit in a float
         return False

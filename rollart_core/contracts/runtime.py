@@ -1,12 +1,12 @@
-"""Runtimes: where the parts of a run execute.
+"""Runtimes: start and place the workers of a run.
 
-Takes: nothing. Gives: the spec of runtimes. Never: starts anything: the class that a spec names
-does, and :mod:`rollart_core.runtime.base` says what it offers.
+Takes: nothing. Gives: the spec of runtimes. Never: starts anything. The class of a spec does;
+:mod:`rollart_core.runtime.base` has its interface.
 
-The core has ``inline`` of its own. ``runtime.kind`` of a run config is the alias of any other one.
-Its class is made with a resolved run and a run directory, derives from
-:class:`rollart_core.runtime.workers.WorkersRuntime`, and its ``check_pools`` says before anything
-starts whether the run fits the pools that its config declares.
+The core has the runtime ``inline``. For other runtimes, ``runtime.kind`` of a run config is the
+alias. The class derives from :class:`rollart_core.runtime.workers.WorkersRuntime`. Its constructor
+receives a resolved run and a run directory. Its ``check_pools`` checks before the start whether the
+run fits the pools in its config.
 """
 
 from __future__ import annotations
@@ -18,4 +18,4 @@ from rollart_core.contracts.spec import PluginSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSpec(PluginSpec):
-    """What a runtime says of itself."""
+    """The spec of a runtime."""

@@ -1,7 +1,7 @@
-"""Sandboxes: walls around code that somebody else, or the model, wrote.
+"""Sandboxes: isolation for code from other people or from the model.
 
-Takes: nothing. Gives: the base of sandboxes, their spec, what a command gave. Never: says how
-strong a wall is: its spec does, and ``docs/sandboxes.md``.
+Takes: nothing. Gives: the base class of sandboxes, their spec, the result of a command. Never:
+describes the strength of the isolation; the spec and ``docs/guides/sandboxes.md`` do.
 """
 
 from __future__ import annotations
@@ -15,49 +15,52 @@ from rollart_core.contracts.host import Finding, LedgerLine
 from rollart_core.contracts.spec import PluginSpec
 
 RUN_VARIABLE: Final = "ROLLART_RUN"
-"""Environment variable of a run's processes: the name of the run that their sandboxes are for."""
+"""Environment variable of a run's processes with the name of the run. Sandboxes belong to that
+run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec(PluginSpec):
-    """What a sandbox says of itself."""
+    """The spec of a sandbox."""
 
     isolation: str = "none"
-    """How strong the wall is: ``container``, ``namespace`` or ``none``."""
+    """Strength of the isolation: ``container``, ``namespace`` or ``none``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What a command in the box gave."""
+    """The result of a command in the sandbox."""
 
     exit_code: int
     stdout: bytes
     stderr: bytes
     timed_out: bool = False
+    """True if the command was killed because of its time limit."""
     truncated: bool = False
-    """True when output was cut at the cap."""
+    """True if output was cut at the limit."""
     wall_s: float = 0.0
+    """Duration of the command, in seconds."""
     stdout_cut: int | None = None
-    """Where output is missing from ``stdout``: so many bytes are before the cut; None: nowhere."""
+    """Number of bytes of ``stdout`` before the cut. None if nothing was cut."""
     stderr_cut: int | None = None
-    """The same of ``stderr``."""
+    """Number of bytes of ``stderr`` before the cut. None if nothing was cut."""
 
 
 class Sandbox(ABC):
-    """One box.
+    """Base class of sandboxes.
 
-    ``start -> (exec | program | read_file | write_file | snapshot | restore | forward |
-    forward_port)* -> close``.
+    The lifecycle is ``start -> (exec | program | read_file | write_file | snapshot | restore |
+    forward | forward_port)* -> close``.
     """
 
     line: LedgerLine | None = None
-    """Its line in the ledger, set before it starts; None for a box that is in no ledger."""
+    """The sandbox's line in the ledger, set before the start. None if it is not in a ledger."""
     trial: ClassVar[Mapping[str, object]] = {}
-    """Options of a box that only shows whether boxes start here."""
+    """Options of a test sandbox that only shows whether sandboxes start on this machine."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Bring the box up."""
+        """Start the sandbox."""
 
     @abstractmethod
     async def exec(
@@ -70,35 +73,35 @@ class Sandbox(ABC):
         stdin: bytes = b"",
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """Run a command; when the time is over its whole process group is killed."""
+        """Run a command. At the time limit, its whole process group is killed."""
 
     @abstractmethod
     async def read_file(self, path: str) -> bytes:
-        """Return a file of the box."""
+        """Return the content of a file in the sandbox."""
 
     @abstractmethod
     async def write_file(self, path: str, content: bytes, *, mode: int = 0o644) -> None:
-        """Write a file in the box, making its folders."""
+        """Write a file in the sandbox. Create its parent folders."""
 
     @abstractmethod
     async def snapshot(self) -> str:
-        """Keep the writable tree and return its name."""
+        """Store a snapshot of the writable tree and return its name."""
 
     @abstractmethod
     async def restore(self, snapshot: str) -> None:
-        """Bring the writable tree back to a snapshot."""
+        """Restore the writable tree from a snapshot."""
 
     @abstractmethod
     async def forward(self, path: str, target: str) -> None:
-        """Make a unix socket at ``path`` in the box that leads to ``target`` (host:port)."""
+        """Create a unix socket at ``path`` in the sandbox, forwarded to ``target`` (host:port)."""
 
     async def forward_port(self, target: str) -> str:
-        """Return the ``host:port`` by which programs in the box reach ``target`` (optional).
+        """Return the ``host:port`` at which programs in the sandbox reach ``target`` (optional).
 
         Args:
-            target: ``host:port``, as this process reaches it.
+            target: ``host:port`` that this process can reach.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no ports that lead out of it")
+        raise NotImplementedError(f"{type(self).__name__} cannot forward ports out of the sandbox")
 
     async def program(
         self,
@@ -110,42 +113,43 @@ class Sandbox(ABC):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """Run a program and speak with it over its stdin and stdout, until it ends (optional).
+        """Run a program until it ends and communicate over its stdin and stdout (optional).
 
         Args:
-            argv: The program.
-            take: Gets what it writes to stdout, as it comes.
-            begun: Gets, once, the function that writes to its stdin.
-            timeout_s: Seconds it may live.
-            cwd: Folder it runs in.
-            env: Variables besides the box's own.
+            argv: The program and its arguments.
+            take: Called with each chunk of its stdout, as it arrives.
+            begun: Called once with the function that writes to its stdin.
+            timeout_s: Time limit, in seconds.
+            cwd: Working directory.
+            env: Environment variables in addition to those of the sandbox.
         """
-        raise NotImplementedError(f"{type(self).__name__} cannot speak with a program")
+        raise NotImplementedError(f"{type(self).__name__} cannot communicate with a program")
 
     @abstractmethod
     async def close(self) -> None:
-        """Take the box down; may be called twice."""
+        """Stop and remove the sandbox. May be called twice."""
 
     def leaves(self, kind: str, what: str) -> None:
-        """Note what would be left if this process were killed; see :class:`LedgerLine`."""
+        """Record a resource that remains if this process is killed. See :class:`LedgerLine`."""
         if self.line is not None:
             self.line.leaves(kind, what)
 
     @classmethod
     async def remove(cls, left: Mapping[str, Sequence[str]]) -> list[str]:
-        """Remove what a box left whose owner is gone; return what cannot be removed now, and why.
+        """Remove the resources of a sandbox whose owner is gone. Return the failures with reasons.
 
         Args:
-            left: Kind -> what, as the box noted it with ``leaves``. Some may be gone already.
+            left: Kind -> resources, as the sandbox recorded them with ``leaves``. Some may be gone
+                already.
         """
         return []
 
     @classmethod
     async def sweep(cls) -> list[str]:
-        """Remove what bears the mark of a dead owner, in a ledger or not; return what it was."""
+        """Remove resources labeled with a dead owner, in a ledger or not. Return their names."""
         return []
 
     @classmethod
     async def examine(cls) -> list[Finding]:
-        """Say what this wall needs and finds on this machine, without starting a box."""
+        """Check the requirements of this sandbox on this machine, without starting one."""
         return []

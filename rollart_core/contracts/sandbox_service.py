@@ -1,12 +1,11 @@
-"""The sandbox service of a process: environments that run in sandboxes, and what is left of them.
+"""The sandbox service of a process: runs environments in sandboxes and removes leftovers.
 
-Takes: nothing. Gives: the base of sandbox services, their spec, and what one says of an
-environment.
-Never: starts a sandbox.
+Takes: nothing. Gives: the base class of sandbox services, their spec, and the description of an
+environment. Never: starts a sandbox.
 
-The core asks the service for every environment with the option ``isolation``, for the sandboxes
-that killed processes left, and whether a sandbox works here. One service is used in a process:
-:func:`rollart_core.plugins.registry.sandbox_service` says which.
+The core calls the service for every environment with the option ``isolation``, to collect the
+sandboxes of killed processes, and to check whether a sandbox works on this machine. A process uses
+one service, which :func:`rollart_core.plugins.registry.sandbox_service` selects.
 """
 
 from __future__ import annotations
@@ -26,46 +25,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxServiceSpec(PluginSpec):
-    """What a sandbox service says of itself."""
+    """The spec of a sandbox service."""
 
 
 @dataclass(frozen=True, slots=True)
 class IsolatedDescription:
-    """An environment, as the sandbox that has it describes it."""
+    """The description of an environment by the sandbox that contains it."""
 
     spec: EnvSpec
     problems: list[Problem] = field(default_factory=list)
-    """What is wrong with its options."""
+    """Problems of its options."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Checked and filled with defaults by the environment's own model, and the isolation."""
+    """Options, validated and filled with defaults by the environment's config model, with the
+    isolation."""
     distribution: str = "unregistered"
     version: str = "0"
 
 
 class SandboxService(ABC):
-    """Runs environments in sandboxes, and looks after the sandboxes of this machine.
+    """Runs environments in sandboxes and manages the sandboxes of this machine.
 
-    Options are those of the environment, with ``isolation`` among them.
+    Options are those of the environment, including ``isolation``.
     """
 
     @abstractmethod
     def option_problems(self, env_id: str, options: Mapping[str, object]) -> list[Problem]:
-        """Return what is wrong with the isolation, or else with the environment's own options.
+        """Return the problems of the isolation, or else of the environment's own options.
 
         Raises:
-            UserError: As :meth:`describe`, if nothing is wrong with the isolation.
+            UserError: As :meth:`describe`, if the isolation is valid.
         """
 
     @abstractmethod
     def describe(self, env_id: str, options: Mapping[str, object]) -> IsolatedDescription:
-        """Return what a sandbox says of an environment, which need not be installed here.
+        """Return the description of an environment from its sandbox. It need not be installed here.
 
         Args:
-            env_id: Id or ``module:Class``, as the sandbox knows it.
-            options: Of the environment.
+            env_id: Id or ``module:Class`` inside the sandbox.
+            options: Options of the environment.
 
         Raises:
-            UserError: When the isolation is wrong, the sandbox does not start, or it knows no such
+            UserError: If the isolation is invalid, the sandbox does not start, or it has no such
                 environment.
         """
 
@@ -73,47 +73,47 @@ class SandboxService(ABC):
     def fit(
         self, options: Mapping[str, Any], deadlines: Deadlines, reset_s: float
     ) -> tuple[dict[str, Any], list[Problem]]:
-        """Return checked options in line with the deadlines of a run, and what is wrong with them.
+        """Return validated options adjusted to the deadlines of a run, and their problems.
 
         Args:
-            options: As :meth:`describe` gives them.
-            deadlines: Of the run.
-            reset_s: Seconds a reset may take, which the wait for a sandbox is part of.
+            options: Options from :meth:`describe`.
+            deadlines: Deadlines of the run.
+            reset_s: Maximum seconds of a reset, including the wait for a sandbox.
         """
 
     @abstractmethod
     def make(self, env_id: str, options: Mapping[str, object]) -> TextEnv:
-        """Make an environment in a sandbox, and wait for it.
+        """Create an environment in a sandbox and wait until it is ready.
 
         Raises:
-            UserError: When the isolation or the options are wrong, or a sandbox cannot start here.
-            EpisodeError: When the environment's making raised, or the sandbox is gone.
+            UserError: If the isolation or the options are invalid, or a sandbox cannot start here.
+            EpisodeError: If the constructor of the environment raised, or the sandbox is gone.
         """
 
     @abstractmethod
     async def open(self, env_id: str, options: Mapping[str, object]) -> TextEnv:
-        """Make an environment as :meth:`make`; cancelled, it kills a sandbox that hangs.
+        """Create an environment as in :meth:`make`. If cancelled, kill a sandbox that hangs.
 
         Raises:
             UserError: As :meth:`make`.
-            EpisodeError: As :meth:`make`, and when a sandbox cannot start here.
+            EpisodeError: As :meth:`make`, and if a sandbox cannot start here.
         """
 
     @abstractmethod
     def fault(self, sandbox: str) -> str:
-        """Return why a sandbox plugin does not work on this machine; empty if it does.
+        """Return why a sandbox plugin does not work on this machine. Empty if it works.
 
         Args:
             sandbox: Id or alias.
 
         Raises:
-            UserError: When there is no such sandbox.
+            UserError: If there is no such sandbox.
         """
 
     @abstractmethod
     async def collect_garbage(self, sandbox: str) -> None:
-        """Remove in a few seconds what killed processes left of their sandboxes; raises nothing.
+        """Remove the sandboxes of killed processes within a few seconds. Never raises.
 
         Args:
-            sandbox: Id of the sandbox plugin that is asked for what bears its marks.
+            sandbox: Id of the sandbox plugin whose labeled resources are removed.
         """

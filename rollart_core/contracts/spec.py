@@ -1,7 +1,7 @@
-"""What every registered plugin says of itself: an id, a lazy class, a config model.
+"""The spec of every registered plugin: an id, a lazily imported class, a config model.
 
-Takes: nothing. Gives: the spec records that registering hooks return. Never: imports the class a
-spec names; :mod:`rollart_core.plugins.registry` does that, when a run needs it.
+Takes: nothing. Gives: the spec records that registering hooks return. Never: imports the class of a
+spec; :mod:`rollart_core.plugins.registry` does when a run needs it.
 """
 
 from __future__ import annotations
@@ -11,40 +11,41 @@ from dataclasses import dataclass
 from typing import Final
 
 PLUGIN_API: Final = 2
-"""The version of the plugin API that this RollArt speaks; a spec for a newer one is refused."""
+"""The plugin API version of this RollArt. Specs with a newer version are rejected."""
 OLDEST_PLUGIN_API: Final = 1
-"""The oldest version for which a plugin may be written and still works; see docs/plugin-api.md."""
+"""The oldest supported plugin API version. See ``docs/reference/plugin-api.md``."""
 
 ID_PATTERN = re.compile(
     r"^(?P<namespace>[a-z0-9][a-z0-9_-]*)/(?P<name>[A-Za-z0-9][\w-]*)-v(?P<version>\d+)$",
-    re.ASCII,  # names of classes, images and files are made of it
+    re.ASCII,  # names of classes, images and files contain it
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSpec:
-    """One thing a plugin offers."""
+    """One component that a plugin provides."""
 
     id: str
-    """``namespace/Name-vN``."""
+    """The id, of the form ``namespace/Name-vN``."""
     entry_point: str
-    """``"module:Class"``, imported when first used."""
+    """The class as ``"module:Class"``, imported at its first use."""
     config: str | None = None
-    """``"module:Model"``: a pydantic model, in a module free of torch, that checks the options."""
+    """The pydantic model that validates the options, as ``"module:Model"``. Its module must not
+    import torch."""
     summary: str = ""
     """One sentence for ``rollart list``."""
     alias: str | None = None
-    """A short name for config files, unique in its kind, such as ``grpo``."""
+    """A short name for config files, such as ``grpo``, unique in its kind."""
     contract_version: int = 0
-    """The plugin API it was written for, ``rollart_core.PLUGIN_API`` of that time. 0: what its hook
-    module says with ``CONTRACT_VERSION = 2`` at its top; where that says nothing either, 1."""
+    """The plugin API version that the plugin uses. 0 means the value of ``CONTRACT_VERSION`` in its
+    hook module, or 1 if the module has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec:
-    """A command that a plugin adds to ``rollart``; its code is imported when it is called."""
+    """A command that a plugin adds to ``rollart``. Its code is imported when it is called."""
 
     name: str
     entry_point: str
-    """``"module:app"``: a typer app or a function."""
+    """A typer app or a function, as ``"module:app"``."""
     summary: str = ""

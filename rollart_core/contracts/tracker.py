@@ -1,7 +1,7 @@
-"""Trackers: where metrics go besides the journal.
+"""Trackers: send metrics to further destinations, in addition to the journal.
 
-Takes: nothing. Gives: the base of trackers and their spec. Never: is what a run's record hangs on;
-that is the journal.
+Takes: nothing. Gives: the base of trackers and their spec. Never: replaces the record of a run,
+which is the journal.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rollart_core.contracts.spec import PluginSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerSpec(PluginSpec):
-    """What a tracker says of itself."""
+    """The spec of a tracker."""
 
 
 class Tracker(ABC):
-    """Base of trackers. A tracker that raises is switched off with a warning; the run goes on."""
+    """Base class of trackers. If a tracker raises, it is disabled with a warning."""
 
     @abstractmethod
     def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
-        """Begin; ``config`` is the resolved run config."""
+        """Start the tracker. ``config`` is the resolved run config."""
 
     @abstractmethod
     def log(self, metrics: Mapping[str, float], *, train_step: int, policy_version: int) -> None:
@@ -32,4 +32,4 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Flush and end; may be called twice."""
+        """Flush and stop. May be called twice."""

@@ -1,7 +1,7 @@
-"""Weight channels: how a published policy version travels from trainer to engines.
+"""Weight channels: transfer published policy versions from the trainer to the engines.
 
-Takes: nothing. Gives: the base of channels, their spec, what a publication cost. Never: imports
-torch.
+Takes: nothing. Gives: the base class of channels, their spec, the cost of a publication. Never:
+imports torch.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightChannelSpec(PluginSpec):
-    """What a weight channel says of itself."""
+    """The spec of a weight channel."""
 
     reach: Literal["machine", "folder", "network"] = "folder"
-    """How far apart its ends may be: on one machine, wherever both see one folder, or wherever one
-    can connect to the other."""
+    """Maximum distance of its ends. ``machine``: on one machine. ``folder``: both ends can access
+    one folder. ``network``: one end can connect to the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What one publication cost."""
+    """The cost of one publication."""
 
     policy_version: int
     num_bytes: int
-    """Of the tensors."""
+    """Bytes of the tensors."""
     publish_s: float
     moved_bytes: int | None = None
-    """What the channel carries for them; None: as many as ``num_bytes``."""
+    """Bytes that the channel transfers for them. None means ``num_bytes``."""
 
 
 class WeightChannel(ABC):
     """One end of a channel. Both ends are opened with the same ``location`` (a folder or address).
 
-    The newest ``keep`` versions can be fetched; older ones are gone, and so are higher ones than
-    the one published last (of a trainer that was taken back to a checkpoint).
+    The newest ``keep`` versions can be fetched. Older versions are gone. Versions higher than the
+    last published one are also gone, after the trainer went back to a checkpoint.
     """
 
     moved_bytes: int = 0
-    """Bytes that have come or gone through this end so far; 0 where it does not count."""
+    """Bytes sent and received by this end so far. 0 if it does not count them."""
 
     @abstractmethod
     def publish(
         self, policy_version: int, tensors: Iterable[tuple[str, torch.Tensor]]
     ) -> Publication:
-        """Make a version fetchable; atomically, so that a reader never sees half of it.
+        """Publish a version atomically, so that a reader never sees a part of it.
 
-        ``tensors`` may be made one by one, as those of a sharded trainer are: a channel takes them
-        in turn and does not hold more of them at once than it must.
+        ``tensors`` may be a generator, as in a sharded trainer. A channel consumes it in order and
+        holds as few tensors at a time as possible.
         """
 
     @abstractmethod
@@ -63,16 +63,16 @@ class WeightChannel(ABC):
         """Yield the tensors of a version, in the order published.
 
         Raises:
-            LookupError: When the channel does not hold that version, at once or, where it is gone
-                meanwhile, from the iterator.
-            ValueError: From the iterator: when what is held is damaged.
-            TimeoutError: When the other end does not answer in time.
+            LookupError: If the channel does not have that version. Raised immediately, or by the
+                iterator if the version is removed meanwhile.
+            ValueError: By the iterator, if the stored data are damaged.
+            TimeoutError: If the other end does not answer in time.
         """
 
     def newest(self) -> int | None:
-        """Return the version published last; None when there is none, or it cannot be said."""
+        """Return the last published version. None if there is none, or it is unknown."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Free what this end holds (the publisher's end: everything); may be called twice."""
+        """Release the resources of this end (of the publisher: everything). May be called twice."""

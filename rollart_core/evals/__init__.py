@@ -1,1 +1,1 @@
-"""Evaluations: suites of environments, models beside baselines, and a card of what came out."""
+"""Evaluations: suites of environments, models and baselines, and a card with the results."""

@@ -1,8 +1,8 @@
-"""The cells of an evaluation's table: one environment, one player, its success, score and pass@k.
+"""The cells of an evaluation's table: success, score and pass@k per environment and player.
 
-Takes: episodes. Gives: :class:`Cell` records, and pass@k without bias and with 95% intervals.
-Never: counts a failed episode as one that was not solved, shows 0 where nothing was measured, or
-counts attempts at one task as if they were independent tasks.
+Takes: episodes. Gives: :class:`Cell` records, and unbiased pass@k with 95% intervals. Never: counts
+a failed episode as unsolved, shows 0 if nothing was measured, or counts attempts at one task as
+independent tasks.
 """
 
 from __future__ import annotations
@@ -24,40 +24,41 @@ from rollart_core.store.estimates import (
 
 NO_TURN = (
     "every episode was truncated before its first turn, so nothing was measured: the first prompt "
-    "has no room (rollout.max_context_tokens, or the server's own limit)"
+    "is too long (rollout.max_context_tokens, or the server's own limit)"
 )
-SAYS_NOTHING = "the environment does not say what success is"
+SAYS_NOTHING = "the environment does not report success"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one player reached in one environment."""
+    """The results of one player in one environment."""
 
     env: str
     column: str
     num_tasks: int = 0
-    """Of which an episode came to an end."""
+    """Tasks with at least one completed episode."""
     num_attempts: int = 0
-    """That each task was given."""
+    """Planned attempts per task."""
     success: Estimate | None = None
-    """Clustered by the environment's clusters of tasks, or by task; None: nothing was measured."""
+    """Success rate, clustered by the environment's clusters of tasks, or by task. None if nothing
+    was measured."""
     score: Estimate | None = None
     pass_at: Mapping[int, Estimate] = field(default_factory=dict)
-    """By k, over tasks."""
+    """k -> pass@k over tasks."""
     num_episodes: int = 0
-    """That came to an end."""
+    """Completed episodes."""
     num_failed: int = 0
-    """That did not, in spite of retries; no part of any estimate."""
+    """Episodes that failed despite retries. They are in no estimate."""
     failures: Mapping[str, int] = field(default_factory=dict)
-    """Kind -> attempts that failed; most were made again."""
+    """Kind -> number of failed attempts, including those with a successful retry."""
     num_truncated: int = 0
     mean_turns: float | None = None
     mean_loss_tokens: float | None = None
     why: str = ""
-    """Why there is no success, or no figure at all."""
+    """Why there is no success rate, or no result at all."""
 
     def as_dict(self) -> dict[str, object]:
-        """Return it as plain JSON."""
+        """Return the cell as plain JSON."""
         return {
             "env": self.env,
             "column": self.column,
@@ -85,16 +86,16 @@ def cell_of(
     says_success: bool,
     clusters: Clusters | None = None,
 ) -> Cell:
-    """Return what the episodes of one player in one environment, or several, come to.
+    """Return the results of one player's episodes in one environment, or in several.
 
     Args:
-        env: The environment's name.
+        env: Name of the environment.
         column: The player.
-        episodes: All attempts, failed ones too.
-        num_attempts: That each task was given.
-        says_success: Whether the environment ever says ``success``: then an episode that does not
-            was none.
-        clusters: Which tasks belong together; None: none do.
+        episodes: All attempts, including failed ones.
+        num_attempts: Planned attempts per task.
+        says_success: Whether the environment ever reports ``success``. If so, an episode without it
+            counts as unsuccessful.
+        clusters: Cluster of each task. None means no clusters.
     """
     good = [e for e in episodes if not e.failed]
     failed = [e for e in episodes if e.failed]
@@ -122,17 +123,17 @@ def cell_of(
 
 
 def wins_of(episodes: Iterable[Episode]) -> dict[object, list[float]]:
-    """Return 1 for each success and 0 for each other end, by task."""
+    """Return 1 for each success and 0 for each other completed episode, by task."""
     return by_task(episodes, _task, lambda e: float(bool(e.success)))
 
 
 def commonest_failure(episodes: Iterable[Episode]) -> str:
-    """Return what failed attempts said most often; empty when none failed."""
+    """Return the most common failure message. Empty if no attempt failed."""
     return next((w for w, _ in Counter(e.why for e in episodes if e.failed).most_common(1)), "")
 
 
 def plain_estimate(estimate: Estimate | None) -> dict[str, float | int | None] | None:
-    """Return an estimate as JSON: what is not finite is null."""
+    """Return an estimate as JSON. Values that are not finite become null."""
     if estimate is None:
         return None
     return {k: v if math.isfinite(v) else None for k, v in estimate.as_dict().items()}
@@ -161,12 +162,12 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def pass_at_k(num_attempts: int, num_right: int, k: int) -> float:
-    """Return the chance that one of ``k`` attempts is right, without bias.
+    """Return the unbiased probability that at least one of ``k`` attempts is right.
 
     ``1 - C(n - c, k) / C(n, k)`` (Chen et al. 2021, arXiv:2107.03374, equation 1).
 
     Raises:
-        ValueError: When there are fewer than ``k`` attempts, or more right ones than attempts.
+        ValueError: If there are fewer than ``k`` attempts, or more right ones than attempts.
     """
     if not 1 <= k <= num_attempts or not 0 <= num_right <= num_attempts:
         raise ValueError(f"pass@{k} of {num_right} right in {num_attempts} attempts")
@@ -175,7 +176,7 @@ def pass_at_k(num_attempts: int, num_right: int, k: int) -> float:
 
 
 def ks_of(num_attempts: int) -> tuple[int, ...]:
-    """Return the k's that are reported: powers of two up to the attempts, and all attempts."""
+    """Return the reported k's: powers of two up to the number of attempts, and that number."""
     powers = (2**i for i in range(num_attempts.bit_length()))
     return tuple(sorted({k for k in powers if k <= num_attempts} | {num_attempts}))
 
@@ -185,13 +186,13 @@ def pass_estimates(
     num_attempts: int,
     clusters: Clusters | None = None,
 ) -> dict[int, Estimate]:
-    """Return pass@k for each k of :func:`ks_of`; ``n`` counts tasks.
+    """Return pass@k for each k of :func:`ks_of`. ``n`` counts tasks.
 
     Args:
-        attempts_by_task: 1 for each attempt that was right, 0 for each that was not.
-        num_attempts: Attempts that each task was given; one with fewer that came to an end is
-            part of those k's alone that they suffice for.
-        clusters: Which tasks belong together; None: none do.
+        attempts_by_task: 1 for each right attempt, 0 for each wrong one.
+        num_attempts: Planned attempts per task. A task with fewer completed attempts is only in
+            pass@k for k up to that number.
+        clusters: Cluster of each task. None means no clusters.
     """
     found = {}
     for k in ks_of(num_attempts):

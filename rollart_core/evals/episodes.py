@@ -1,7 +1,8 @@
-"""The episodes of an evaluation as they are written down, one line of JSON each.
+"""The recorded episodes of an evaluation, one line of JSON each.
 
-Takes: trajectories. Gives: :class:`Episode` records, and ``episodes.jsonl`` with what was seen and
-said. Never: loses a line that was written, or takes half a line (a kill in mid-write) for one.
+Takes: trajectories. Gives: :class:`Episode` records, and ``episodes.jsonl`` with observations and
+actions. Never: loses a written line, or reads a partial line (after a kill during a write) as an
+episode.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from rollart_core.types import FailureKind, Trajectory
 
 FILE = "episodes.jsonl"
 _PLAIN = ("ticket", "attempt", "column", "env", "split", "task", "status", "success", "score")
-"""Fields of an episode that its line has by the same names."""
+"""Fields of an episode that have the same names in its line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One attempt at a task, without what was said."""
+    """One attempt at a task, without its text."""
 
     ticket: str
     attempt: int
     column: str
-    """Who played: ``model``, ``greedy``, or a baseline."""
+    """The player: ``model``, ``greedy``, or a baseline."""
     env: str
     split: str
     task: int
     status: str
     success: bool | None
     score: float | None
-    """The environment's own return; None when it failed."""
+    """The environment's own return. None if the episode failed."""
     failure: FailureKind | None
     why: str
-    """Of a failure."""
+    """Message of the failure."""
     num_turns: int
     num_prompt_tokens: int
     num_new_tokens: int
@@ -47,12 +48,12 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """True when it did not come to an end."""
+        """True if the episode failed."""
         return self.failure is not None
 
 
 def episode_of(column: str, trajectory: Trajectory) -> Episode:
-    """Return what is kept in memory of a trajectory."""
+    """Return the record of a trajectory that is kept in memory."""
     ticket, failure = trajectory.ticket, trajectory.failure
     return Episode(
         ticket=ticket.ticket_id,
@@ -74,22 +75,22 @@ def episode_of(column: str, trajectory: Trajectory) -> Episode:
 
 
 class EpisodeLog:
-    """What has been played, also before a kill; use it in a ``with`` statement.
+    """The log of played episodes, including those before a kill. Use it in a ``with`` statement.
 
     Args:
-        folder: The evaluation's; its file is made, or gone on with.
+        folder: Folder of the evaluation. The log file is created or continued.
 
     Raises:
-        ConfigError: When a line in the middle of it is none that this release wrote.
+        ConfigError: If a line in the middle is not an episode of this release.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self.episodes: list[Episode] = []
         self.finished: dict[str, Episode] = {}
-        """Ticket -> the attempt that came to an end."""
+        """Ticket -> the completed attempt."""
         self.attempts: Counter[str] = Counter()
-        """Ticket -> attempts so far."""
+        """Ticket -> number of attempts so far."""
         for episode in self._read():
             self._take(episode)
         self._file: IO[str] = self._path.open("a", encoding="utf-8")
@@ -101,7 +102,7 @@ class EpisodeLog:
         self._file.close()
 
     def add(self, column: str, trajectory: Trajectory) -> Episode:
-        """Write an attempt down; from then on a kill does not undo it."""
+        """Write an attempt. It is kept even if the process is killed afterwards."""
         episode = episode_of(column, trajectory)
         line = json.dumps(_line(episode, trajectory), ensure_ascii=True)
         self._file.write(line + "\n")
@@ -110,7 +111,7 @@ class EpisodeLog:
         return episode
 
     def sync(self) -> None:
-        """Have the disk hold all of it."""
+        """Flush the log to disk."""
         os.fsync(self._file.fileno())
 
     def _take(self, episode: Episode) -> None:
@@ -124,14 +125,14 @@ class EpisodeLog:
             return []
         content = self._path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):  # killed in mid-write
+        if len(whole) < len(content):  # killed during a write
             os.truncate(self._path, len(whole))
         found = []
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 found.append(_read_line(json.loads(line)))
             except (KeyError, TypeError, ValueError) as e:
-                message = f"{self._path}, line {number}: is no episode of this release: {e}"
+                message = f"{self._path}, line {number}: not an episode of this release: {e}"
                 raise ConfigError(message) from None
         return found
 

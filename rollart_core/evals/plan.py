@@ -1,6 +1,6 @@
-"""What an evaluation plays: which columns, and how many tasks of each environment, how often.
+"""The plan of an evaluation: its columns, and the tasks and attempts per environment.
 
-A suite names several environments that are evaluated together, in one YAML file:
+A suite is a YAML file with several environments that are evaluated together:
 
     suite: small
     tasks: 100
@@ -9,10 +9,10 @@ A suite names several environments that are evaluated together, in one YAML file
       - {id: toy/FrozenLake-v1, options: {hint: true}}
       - {id: webshop/WebShop-v1, tasks: 50}
 
-Takes: a resolved run, or the mapping of a suite. Gives: an :class:`EvalPlan`, kept in the
-evaluation's folder so that it can go on after a kill; a :class:`Suite`, the run config that plays
-it, and which of its environments cannot be played on this machine. Never: plays, or leaves out an
-environment that does not ask for it (``if_sandbox``).
+Takes: a resolved run, or the mapping of a suite. Gives: an :class:`EvalPlan`, stored in the
+evaluation's folder so that the evaluation can resume after a kill; a :class:`Suite`, its run
+config, and the environments that this machine cannot run. Never: plays, or leaves out an
+environment without ``if_sandbox``.
 """
 
 from __future__ import annotations
@@ -40,62 +40,62 @@ from rollart_core.store.run_dir import write_json
 FILE = "plan.json"
 MODEL, GREEDY = "model", "greedy"
 _SAMPLED = (MODEL, "random")
-"""Columns whose players draw, so that several attempts at a task differ by more than the task."""
+"""Columns whose players sample, so that several attempts at one task differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How much of one environment is played."""
+    """The number of tasks and attempts in one environment."""
 
     tasks: int
     attempts: int
-    """At each task, by players that draw; others play it once."""
+    """Attempts per task, for players that sample. Other players play each task once."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """What one evaluation plays."""
+    """The plan of one evaluation."""
 
     columns: tuple[str, ...]
     """Baselines, ``model`` (sampled) and ``greedy``."""
     quotas: Mapping[str, Quota]
-    """By the name of the environment."""
+    """Name of the environment -> its quota."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Environments of the suite that cannot be played here, and why."""
+    """Environments of the suite that cannot run on this machine -> the reason."""
 
     @property
     def has_model(self) -> bool:
-        """True when a model plays, and not baselines alone."""
+        """True if a model plays, not only baselines."""
         return MODEL in self.columns
 
     def attempts(self, column: str, env: str) -> int:
-        """Return how often a column plays each task of an environment."""
+        """Return the number of attempts of a column at each task of an environment."""
         return self.quotas[env].attempts if column in _SAMPLED else 1
 
     def write(self, folder: Path) -> None:
-        """Keep it."""
+        """Write the plan to the folder."""
         write_json(folder / FILE, asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> EvalPlan:
-        """Return the plan that a folder keeps.
+        """Return the plan in a folder.
 
         Raises:
-            ConfigError: When it is no folder of an evaluation.
+            ConfigError: If the folder is not an evaluation.
         """
         path = folder / FILE
         if not path.is_file():
-            raise ConfigError(f"{folder}: that is no folder of an evaluation (it has no {FILE})")
+            raise ConfigError(f"{folder}: not the folder of an evaluation (it has no {FILE})")
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
             quotas = {name: Quota(**quota) for name, quota in kept["quotas"].items()}
             return cls(tuple(kept["columns"]), quotas, kept["left_out"])
         except (ValueError, KeyError, TypeError) as e:
-            raise ConfigError(f"{path}: is not of this release: {e}") from None
+            raise ConfigError(f"{path}: not from this release: {e}") from None
 
 
 def record_of(run: ResolvedRun, plan: EvalPlan) -> dict[str, Any]:
-    """Return the config that an evaluation keeps: without a model where none plays."""
+    """Return the config that an evaluation stores. Without a model if none plays."""
     idle = () if plan.has_model else ("model", "engine")
     return {key: value for key, value in run.as_dict().items() if key not in idle}
 
@@ -104,7 +104,7 @@ def columns_of(baselines: Sequence[str], *, has_model: bool, greedy: bool) -> tu
     """Return the columns to play, in the order of the table.
 
     Raises:
-        ConfigError: When a baseline is unknown, or there is nobody to play.
+        ConfigError: If a baseline is unknown, or there is no player.
     """
     unknown = [name for name in baselines if name not in BASELINES]
     if unknown:
@@ -114,7 +114,7 @@ def columns_of(baselines: Sequence[str], *, has_model: bool, greedy: bool) -> tu
 
 
 def plan_of_run(run: ResolvedRun, columns: tuple[str, ...]) -> EvalPlan:
-    """Return the plan of a run config: ``evaluation.tasks``, shared out by weight."""
+    """Return the plan of a run config: ``evaluation.tasks``, distributed by weight."""
     config = run.config.evaluation
     counts = shares([env.weight for env in run.envs], config.tasks)
     quotas = {
@@ -139,36 +139,36 @@ class SuiteEnv(Section):
     id: str
     """Id, alias, `module:Class` or `ADAPTER::FOREIGN_ID`."""
     name: str | None = None
-    """What the table calls it; none: its id."""
+    """Name in the table. Default: its id."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Its own options."""
+    """Options of the environment."""
     split: str | None = None
-    """None: the suite's."""
+    """Split of the tasks. Default: the split of the suite."""
     tasks: PositiveInt | None = None
-    """How many, or all there are where the split has fewer; none: the suite's."""
+    """Number of tasks, or all tasks if the split has fewer. Default: `tasks` of the suite."""
     attempts: PositiveInt | None = None
-    """Sampled episodes a task; none: the suite's."""
+    """Sampled episodes per task. Default: `attempts` of the suite."""
     max_turns: PositiveInt | None = None
-    """None: what the environment's spec says."""
+    """Maximum number of turns. Default: the value in the environment's spec."""
     if_sandbox: bool = False
-    """Leave it out, and say why, where its sandbox does not work on this machine."""
+    """Leave out the environment, with a reason, if its sandbox does not work on this machine."""
 
 
 class Suite(Section):
-    """Several environments."""
+    """Several environments that are evaluated together."""
 
     suite: str = Field(min_length=1)
-    """Its name."""
+    """Name of the suite."""
     seed: Seed = 0
-    """Of tasks and sampling."""
+    """Seed of tasks and sampling."""
     split: str = "test"
-    """Tasks that nobody trains on."""
+    """Split of the tasks. Do not train on it."""
     tasks: PositiveInt = 100
-    """Of each environment."""
+    """Number of tasks per environment."""
     attempts: PositiveInt = 1
-    """Sampled episodes a task."""
+    """Sampled episodes per task."""
     greedy: bool = False
-    """Also play greedily, once a task, where a model plays."""
+    """Whether a model also plays each task once with greedy decoding."""
     envs: tuple[SuiteEnv, ...] = Field(min_length=1)
     """The environments."""
     run: dict[str, Any] = Field(default_factory=dict)
@@ -179,19 +179,19 @@ class Suite(Section):
         names = self.names
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"envs: two are called {twice[0]!r}; give them a name each")
+            raise ValueError(f"envs: two have the name {twice[0]!r}; set different names")
         taken = sorted({"env", "evaluation", "seed", "name", "model"} & self.run.keys())
         if taken:
-            raise ValueError(f"run.{taken[0]}: has no effect in a suite, which says it itself")
+            raise ValueError(f"run.{taken[0]}: has no effect in a suite, which has its own keys")
         return self
 
     @property
     def names(self) -> list[str]:
-        """What its environments are called."""
+        """Return the names of its environments."""
         return [env.name or env.id for env in self.envs]
 
     def run_mapping(self) -> dict[str, Any]:
-        """Return the run config that plays it, as a mapping, without a model."""
+        """Return the run config of the suite, as a mapping, without a model."""
         envs = [
             {
                 "id": env.id,
@@ -209,15 +209,15 @@ class Suite(Section):
 def read_suite(
     mapping: dict[str, Any], source: Path, settings: Sequence[str]
 ) -> tuple[Suite, list[str]]:
-    """Return a suite, and those settings that are of the run config.
+    """Return a suite, and the settings that belong to the run config.
 
     Args:
-        mapping: As read from the file.
-        source: What errors call it.
-        settings: ``key=value`` each; those that name a key of the suite replace its own.
+        mapping: The content of the file.
+        source: Name of the source in errors.
+        settings: Items ``key=value``. Those with a key of the suite replace its value.
 
     Raises:
-        ConfigError: With a line for each problem.
+        ConfigError: With one line per problem.
     """
     own = [s for s in settings if s.partition("=")[0].partition(".")[0] in Suite.model_fields]
     for setting in own:
@@ -227,11 +227,11 @@ def read_suite(
         section = setting.partition("=")[0].partition(".")[0]
         if section not in AsyncRun.model_fields:
             near = did_you_mean(section, (*Suite.model_fields, *AsyncRun.model_fields))
-            said = near or f" A suite has {', '.join(Suite.model_fields)}."
+            said = near or f" Keys of a suite: {', '.join(Suite.model_fields)}."
             raise ConfigError(f"command line: {section}: unknown key.{said}")
         if section in ("env", "evaluation", "name"):
             keys = "tasks=, attempts=, split=, greedy= or envs.0.options.KEY="
-            raise ConfigError(f"{setting}: has no effect with a suite; say {keys}")
+            raise ConfigError(f"{setting}: has no effect with a suite; use {keys}")
     try:
         return Suite.model_validate(mapping), others
     except ValidationError as e:
@@ -240,10 +240,10 @@ def read_suite(
 
 
 def left_out(suite: Suite) -> dict[str, str]:
-    """Return the environments that cannot be played here, by name, each with the reason.
+    """Return the environments that cannot run on this machine: name -> reason.
 
     Raises:
-        UserError: When there is no such environment or sandbox.
+        UserError: If there is no such environment or sandbox.
     """
     pairs = zip(suite.names, suite.envs, strict=True)
     whys = {name: _why_left_out(env) for name, env in pairs if env.if_sandbox}
@@ -258,5 +258,5 @@ def _why_left_out(env: SuiteEnv) -> str:
 
 @cache
 def _sandbox_fault(sandbox: str) -> str:
-    """Return why a sandbox does not work here; empty when it does. Each is asked once."""
+    """Return why a sandbox does not work here. Empty if it works. Each sandbox is checked once."""
     return registry.sandbox_service().fault(sandbox)

@@ -1,7 +1,7 @@
-"""From a command line to an evaluation that can start, or go on.
+"""Preparation of an evaluation: from a command line to one that can start or resume.
 
 Takes: a config, a suite, a run directory or ids; a model, baselines. Gives: a resolved run, its
-plan and its folder. Never: starts a part, or takes a folder that holds something for a new one.
+plan and its folder. Never: starts a worker, or uses a nonempty folder for a new evaluation.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from rollart_core.store.run_dir import TRAINED_MODEL, new_run_dir
 from rollart_core.suggestions import no_run
 
 FOLDER = "evals"
-"""Where the folders of evaluations are made, unless they are told otherwise."""
+"""The default parent folder of evaluations."""
 _URLS = ("http://", "https://")
 _NOBODY: Mapping[str, Any] = {"path": "nobody/none"}
-"""The model of an evaluation without one: no part reads it, and no record shows it."""
+"""A placeholder model for an evaluation without a model. No worker reads it, and no record has
+it."""
 _OF_A_MODEL = ("model", "engine", "rollout.temperature", "rollout.max_new_tokens")
 _OF_VALIDATION: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("every_batches", "validation_tasks", "validation_split"),
@@ -35,37 +36,37 @@ _OF_VALIDATION: Mapping[str, tuple[str, ...]] = {
     "stop": ("when",),
 }
 _MAY_CHANGE = ("engine.", "runtime.", "failures.", "deadlines.", "rollout.max_concurrent")
-"""What may be otherwise when an evaluation is gone on with: not what decides about its figures."""
+"""Keys that may change when an evaluation resumes. They do not affect its results."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalRequest:
-    """What a command line asks for."""
+    """The arguments of the command line."""
 
     config: str | None = None
     """A config file, a suite, or a run directory."""
     settings: Sequence[str] = ()
-    """``key=value`` each."""
+    """Items ``key=value``."""
     env: str | None = None
     model: str | None = None
     name: str | None = None
-    """What the server calls the model."""
+    """Name of the model on the server."""
     tokenizer: str | None = None
     baselines: Sequence[str] = ()
     out: Path | None = None
     beside: Sequence[tuple[str, Table]] = ()
-    """Columns of other reports, and what the command line calls each."""
+    """Source on the command line and table of each further report."""
 
     @property
     def begins_anew(self) -> bool:
-        """True when anything but settings was given."""
+        """True if anything except settings was given."""
         given = (self.config, self.env, self.model, self.name, self.tokenizer, self.out)
         return any(given) or bool(self.baselines)
 
 
 @dataclass(frozen=True, slots=True)
 class StartedEval:
-    """An evaluation that can be played."""
+    """An evaluation that is ready to run."""
 
     run: ResolvedRun
     plan: EvalPlan
@@ -73,10 +74,10 @@ class StartedEval:
 
 
 def begin(asked: EvalRequest) -> StartedEval:
-    """Check everything and make the folder of a new evaluation.
+    """Validate everything and create the folder of a new evaluation.
 
     Raises:
-        ConfigError: When anything of it is wrong; nothing is made then.
+        ConfigError: If anything is invalid. Then nothing is created.
     """
     mapping, source = _mapping(asked)
     suite, settings, missing = None, list(asked.settings), dict[str, str]()
@@ -92,7 +93,7 @@ def begin(asked: EvalRequest) -> StartedEval:
     plan = (
         plans.plan_of_suite(suite, columns, missing) if suite else plans.plan_of_run(run, columns)
     )
-    merged(_blank(run, plan), asked.beside)  # what cannot stand together is told now
+    merged(_blank(run, plan), asked.beside)  # report columns in conflict now
     folder = _folder(asked.out, run)
     config = dump_yaml(plans.record_of(run, plan))
     (folder / "config.yaml").write_text(config, encoding="utf-8")
@@ -101,20 +102,20 @@ def begin(asked: EvalRequest) -> StartedEval:
 
 
 def go_on(folder: Path, settings: Sequence[str]) -> StartedEval:
-    """Return an evaluation as it was begun.
+    """Return the evaluation to resume.
 
     Args:
-        folder: Its own.
-        settings: What is otherwise now: nothing that decides about figures.
+        folder: Folder of the evaluation.
+        settings: Changed keys. They must not affect the results.
 
     Raises:
-        ConfigError: When it is none, or cannot go on like that.
+        ConfigError: If it is not an evaluation, or cannot resume with these settings.
     """
     plan = EvalPlan.read(folder)
     wrong = [s for s in settings if not s.startswith(_MAY_CHANGE)]
     if wrong:
         raise ConfigError(
-            f"--resume: {wrong[0]} would change what was begun; begin anew, or set only keys of "
+            f"--resume: {wrong[0]} would change the results; start a new evaluation, or set only "
             f"{', '.join(k.rstrip('.') for k in _MAY_CHANGE)}"
         )
     mapping = {**BEFORE, **read_yaml(folder / "config.yaml")}
@@ -127,24 +128,24 @@ def go_on(folder: Path, settings: Sequence[str]) -> StartedEval:
 
 
 def _mapping(asked: EvalRequest) -> tuple[dict[str, Any], str]:
-    """Return a mapping to begin with, and where it is from."""
+    """Return the initial mapping and its source."""
     if not asked.config:
         return {"name": "eval"}, "command line"
     path = Path(asked.config)
     mapping = _of_run(path, asked) if path.is_dir() else read_yaml(path)
     if is_suite(mapping) and asked.env:
-        raise ConfigError("--env: a suite names its environments; leave one of the two out")
+        raise ConfigError("--env: a suite defines its environments; remove one of the two")
     if not is_suite(mapping):
         mapping["runtime"] = _on_this_machine(mapping.get("runtime"))
-        mapping.pop("engines", None)  # classes of engines are those of pools elsewhere
+        mapping.pop("engines", None)  # engine classes belong to the pools of the training run
     return mapping, asked.config
 
 
 def _of_run(path: Path, asked: EvalRequest) -> dict[str, Any]:
-    """Return the config of a run with the model it trained, or that of an evaluation.
+    """Return the config of a run with its trained model, or the config of an evaluation.
 
     Raises:
-        ConfigError: When it is neither, or the run has trained no model yet.
+        ConfigError: If it is neither, or the run has no trained model yet.
     """
     if not (path / "config.yaml").is_file():
         raise ConfigError(no_run(path, "config.yaml"))
@@ -155,10 +156,10 @@ def _of_run(path: Path, asked: EvalRequest) -> dict[str, Any]:
     elif not ((path / plans.FILE).is_file() or asked.model or _sets_model(asked.settings)):
         if not asked.baselines:
             raise ConfigError(
-                f"{path}: has no {TRAINED_MODEL} yet, which a run writes at its end: go on with it "
-                f"by `rollart run --resume {path}`, or name a model with --model"
+                f"{path}: has no {TRAINED_MODEL} yet (a run writes it at its end): resume it "
+                f"with `rollart run --resume {path}`, or set a model with --model"
             )
-        mapping.pop("model", None)  # the one that training began with is not the run's
+        mapping.pop("model", None)  # this is the initial model, not the trained one
     return mapping
 
 
@@ -167,29 +168,29 @@ def _sets_model(settings: Sequence[str]) -> bool:
 
 
 def _on_this_machine(runtime: object) -> object:
-    """Return the runtime of an evaluation: one trainer's ranks are none of its business."""
+    """Return the runtime of an evaluation, without the trainer's ranks."""
     if isinstance(runtime, dict) and runtime.get("kind", "inline") == "inline":
         return runtime
     return {"kind": "inline"}
 
 
 def _of_suite(suite: Suite, source: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the run config of what of a suite can be played here, and what cannot."""
+    """Return the run config of the suite's environments that can run here, and the others."""
     missing = left_out(suite)
     mapping = suite.run_mapping()
     mapping["env"] = [env for env in mapping["env"] if env["name"] not in missing]
     if not mapping["env"]:
         whys = "; ".join(f"{name}: {why}" for name, why in missing.items())
-        raise ConfigError(f"{source}: no environment of it can be played here: {whys}")
+        raise ConfigError(f"{source}: none of its environments can run on this machine: {whys}")
     return mapping, missing
 
 
 def _with_model(mapping: dict[str, Any], asked: EvalRequest, settings: Sequence[str]) -> bool:
-    """Put the model that was asked for in its place; return whether a model plays at all."""
+    """Set the requested model. Return whether a model plays."""
     if asked.model:
         _set_model(mapping, asked.model, asked.tokenizer)
     elif asked.tokenizer:
-        raise ConfigError("--tokenizer goes with --model URL")
+        raise ConfigError("--tokenizer requires --model URL")
     said = _sets_model(settings)
     untrained = isinstance(mapping.get("model"), dict) and mapping["model"].get("kind") == "new"
     has_model = said or ("model" in mapping and not (asked.baselines and untrained))
@@ -201,18 +202,18 @@ def _with_model(mapping: dict[str, Any], asked: EvalRequest, settings: Sequence[
         mapping["model"] = dict(_NOBODY)
         mapping.pop("engine", None)
     elif not has_model and "env" in mapping:
-        raise ConfigError("nobody plays: name a model with --model, or a --baseline")
+        raise ConfigError("there is no player: set a model with --model, or a --baseline")
     if asked.name is not None:
         apply_override(mapping, f"engine.model={asked.name}")
     return has_model
 
 
 def _set_model(mapping: dict[str, Any], model: str, tokenizer: str | None) -> None:
-    """Have the mapping score this model: files by the engine there is, a URL by ``openai``."""
+    """Set the model of the mapping. Files use the configured engine, a URL uses ``openai``."""
     before: object
     if not model.startswith(_URLS):
         if tokenizer is not None:
-            raise ConfigError("--tokenizer goes with --model URL: a model in files has its own")
+            raise ConfigError("--tokenizer requires --model URL: a model in files has its own")
         before = mapping.get("model")
         had = before if isinstance(before, dict) else {}
         kept = {key: had[key] for key in ("dtype", "device") if key in had}
@@ -227,7 +228,7 @@ def _set_model(mapping: dict[str, Any], model: str, tokenizer: str | None) -> No
 
 
 def _remove_validation(mapping: dict[str, Any]) -> None:
-    """Remove the keys of validation: any split may be evaluated, that of validations too."""
+    """Remove the keys of validation, so that any split may be evaluated."""
     for section, keys in _OF_VALIDATION.items():
         if isinstance(mapping.get(section), dict):
             mapping[section] = {k: v for k, v in mapping[section].items() if k not in keys}
@@ -244,14 +245,14 @@ def _resolved(
     mapping["runs_dir"] = FOLDER
     _remove_validation(mapping)
     keys = [apply_override(mapping, setting) for setting in settings]
-    mapping.setdefault("stop", {"batches": 1})  # of training, which there is none of
+    mapping.setdefault("stop", {"batches": 1})  # required, but has no effect here
     return prepare_mapping(
         mapping, source, keys, trains=False, generates=has_model, makes_folder=makes_folder
     )
 
 
 def _blank(run: ResolvedRun, plan: EvalPlan) -> Table:
-    """Return the table that an evaluation will fill."""
+    """Return the empty table of an evaluation."""
     envs = {env.name: env_facts(run, env) for env in run.envs}
     places = ((name, column) for name in envs for column in plan.columns)
     return Table(dict(envs), {place: {} for place in places})
@@ -261,9 +262,9 @@ def _folder(out: Path | None, run: ResolvedRun) -> Path:
     if out is None:
         return new_run_dir(run.config.runs_dir, run.config.name)
     if out.is_dir() and any(out.iterdir()):
-        raise ConfigError(f"--out {out}: holds something already; --resume {out} goes on with it")
+        raise ConfigError(f"--out {out}: the folder is not empty; use --resume {out} to resume it")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise ConfigError(f"--out {out}: cannot be made: {e.strerror}") from e
+        raise ConfigError(f"--out {out}: cannot be created: {e.strerror}") from e
     return out.resolve()

@@ -1,9 +1,9 @@
 """The result of an evaluation: the object that ``--json`` prints, ``report.json`` and ``card.md``.
 
 Takes: the cells and episodes of an evaluation. Gives: :class:`EvaluationReport`, its file, and its
-card as Markdown: what was evaluated (so that somebody else can tell whether it was the same), with
-which players, and the figures. Never: a figure that was not measured; a secret, or a hash of what
-is elsewhere (a server says which model it serves, and no more can be known).
+card as Markdown: what was evaluated (so that others can compare it), the players, and the results.
+Never: has a value that was not measured, a secret, or a hash of remote files (a server only reports
+the name of its model).
 """
 
 from __future__ import annotations
@@ -35,47 +35,47 @@ from rollart_core.store.run_dir import write_json
 KIND = "evaluation"
 CARD, REPORT = "card.md", "report.json"
 _PLACES = ("runs_dir", "name", "runtime", "resolved_with")
-"""Keys of a config that say where something runs or lies, and not what."""
+"""Keys of a config that set only locations."""
 _BLOCK = 1 << 20
 
 Json = Mapping[str, Any]
 _CARD_METHOD = """\
 Means are over tasks, with 95% intervals clustered by the environment's clusters of tasks, or by
-task if it has none: Wilson's with the effective number of attempts for success, normal ones for
-scores. pass@k is the unbiased estimator of Chen et al. (2021, arXiv:2107.03374). Failed episodes
-are in no mean; they are counted."""
+task if it has none: Wilson intervals with the effective number of attempts for success, normal
+intervals for scores. pass@k is the unbiased estimator of Chen et al. (2021, arXiv:2107.03374).
+Failed episodes are not in the means; they are counted separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """What players are worth on held-out tasks."""
+    """The results of players on held-out tasks."""
 
     run: ResolvedRun
     plan: EvalPlan
     run_dir: str
     model_path: str
     wall_s: float
-    """Of this process alone, where the evaluation was gone on with."""
+    """Duration in seconds. After a resume, only of the last process."""
     cells: tuple[Cell, ...]
     episodes: tuple[Episode, ...] = field(repr=False)
-    """All attempts, failed ones too."""
+    """All attempts, including failed ones."""
     made: str
-    """When, in UTC."""
+    """Time of the report, in UTC."""
     num_tasks: Mapping[str, int]
-    """By environment: its quota, or all that it has."""
+    """Environment -> number of tasks: its quota, or all tasks of the split."""
     clusters: Clusters = field(default_factory=dict, repr=False)
-    """(environment, split, task) -> its cluster, where the environment has clusters of tasks."""
+    """(environment, split, task) -> its cluster, if the environment has clusters of tasks."""
     model_hash: str | None = None
-    """Of the model's files, where those here were scored."""
+    """Hash of the model's files. None if no local files were evaluated."""
 
     @property
     def ok(self) -> bool:
-        """False when a player that played had no episode or no turn of its own, or was stopped."""
+        """False if a player had no completed episode, had no turn, or was stopped."""
         return not self.faults
 
     @property
     def faults(self) -> list[str]:
-        """What went wrong, a line for each player and environment."""
+        """The problems, one line per player and environment."""
         stopped = (
             c
             for c in self.cells
@@ -89,7 +89,7 @@ class EvaluationReport:
 
     @property
     def model(self) -> str | None:
-        """What was scored: a path, or what the engine says of it; None: baselines alone."""
+        """The evaluated model: a path, or its name on the server. None if only baselines played."""
         if not self.plan.has_model:
             return None
         engine = self.run.engine
@@ -99,11 +99,11 @@ class EvaluationReport:
 
     @property
     def is_served(self) -> bool:
-        """True when a server's own weights were scored: files here are its tokenizer at most."""
+        """True if a server has the weights. Local files are then at most its tokenizer."""
         return self.plan.has_model and not self.run.engine.spec.follows_training
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
+        """Return the report as plain JSON."""
         main = MODEL if self.plan.has_model else self.plan.columns[-1]
         greedy = GREEDY in self.plan.columns
         names = [env.name for env in self.run.envs]
@@ -130,7 +130,7 @@ class EvaluationReport:
         }
 
     def _pooled(self, column: str, env: str | None = None) -> dict[str, object]:
-        """Return what one player reached, over all environments or in one."""
+        """Return the results of one player, over all environments or in one."""
         own = [e for e in self.episodes if e.column == column and env in (None, e.env)]
         says = {e.env for e in self.episodes if e.success is not None}
         told = (e for e in own if e.env in says and not e.failed)
@@ -169,7 +169,7 @@ class EvaluationReport:
         }
 
     def _num_clusters(self, env: str) -> int:
-        """Return how many clusters the tasks of an environment are in; 0: it has none."""
+        """Return the number of task clusters of an environment. 0 if it has none."""
         played = {(e.env, e.split, e.task) for e in self.episodes if e.env == env}
         return len({self.clusters[task] for task in played if task in self.clusters})
 
@@ -179,7 +179,7 @@ class EvaluationReport:
 
 
 def write_report(folder: Path, report: EvaluationReport) -> Mapping[str, Any]:
-    """Write ``report.json`` and ``card.md``, each beside and renamed."""
+    """Write ``report.json`` and ``card.md``, each to a temporary file that is then renamed."""
     plain = report.as_dict()
     write_json(folder / REPORT, plain)
     beside = folder / f"{CARD}.part"
@@ -213,7 +213,7 @@ def card(report: Json) -> str:
 
 def _card_facts(report: Json) -> Iterable[tuple[str, str]]:
     facts = report["card"]
-    yield "model", f"`{facts['model']}`" if facts["model"] else "none: baselines alone"
+    yield "model", f"`{facts['model']}`" if facts["model"] else "none: baselines only"
     if facts.get("served_as"):
         yield "served as", f"`{facts['served_as']}`"
     if facts.get("tokenizer"):
@@ -224,7 +224,7 @@ def _card_facts(report: Json) -> Iterable[tuple[str, str]]:
     yield "seed", str(facts["seed"])
     if facts["temperature"] is not None:
         yield "temperature", f"{facts['temperature']:g}"
-        yield "new tokens a turn, at most", str(facts["max_new_tokens"])
+        yield "maximum new tokens per turn", str(facts["max_new_tokens"])
     yield "RollArt", facts["rollart"]
     yield "made", facts["made"]
     yield "attempts that failed", _failure_kinds(report["failures"]) or "none"
@@ -271,14 +271,14 @@ def _markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a config without what only says where things are."""
+    """Return the SHA-256 of a config without the keys that set only locations."""
     said = {key: value for key, value in config.items() if key not in _PLACES}
     text = json.dumps(said, sort_keys=True, default=str)
     return sha256(text.encode()).hexdigest()
 
 
 def model_hash(path: str) -> str | None:
-    """Return one SHA-256 over the names and contents of a model's files; None for no folder."""
+    """Return the SHA-256 of the names and contents of a model's files. None if not a folder."""
     folder = Path(path)
     if not path or not folder.is_dir():
         return None
@@ -293,7 +293,7 @@ def model_hash(path: str) -> str | None:
 
 
 def env_facts(run: ResolvedRun, env: ResolvedEnv) -> dict[str, Any]:
-    """Return what an environment was, in which version, and on which tasks."""
+    """Return the id, version, options and tasks of an environment."""
     return {
         "name": env.name,
         "id": env.spec.id,

@@ -1,12 +1,12 @@
-"""One evaluation from beginning to end, or from where a kill left it.
+"""Runs one evaluation, from the start or after a kill.
 
     run, plan -> env workers [+ engines] -> column by column: every task of every environment
                                                      |                          |
                                               episodes.jsonl           report.json, card.md
 
-Takes: a resolved run that is only to be scored, a plan, a folder. Gives: a report, on paper and as
-an object. Never: trains, counts a failed episode as unsuccessful, plays again what has come to an
-end, or goes on with an environment in which most attempts fail.
+Takes: a resolved run that is evaluated only, a plan, a folder. Gives: a report, as files and as an
+object. Never: trains, counts a failed episode as unsuccessful, repeats a completed episode, or
+continues with an environment in which most attempts fail.
 """
 
 from __future__ import annotations
@@ -45,34 +45,35 @@ NO_SOLUTION = "it has no solve()"
 def run_evaluation(
     run: ResolvedRun, plan: EvalPlan, folder: Path, *, observer: RunObserver | None = None
 ) -> EvaluationReport:
-    """Play what a plan says on this machine and wait for the end.
+    """Play a plan on this machine and wait for the end.
 
     Args:
-        run: What to score, on what; resolved with ``trains=False``.
-        plan: What to play.
-        folder: Where it is written down; what it holds already is not played again.
-        observer: Who watches.
+        run: The model and the environments, resolved with ``trains=False``.
+        plan: The plan to play.
+        folder: Folder of the results. Episodes in it are not played again.
+        observer: Receives progress reports.
 
     Raises:
-        ConfigError: When it cannot be.
-        TooManyFailures: When most attempts of the model fail everywhere; what was played is kept.
-        KeyboardInterrupt: When interrupted.
+        ConfigError: If the evaluation cannot run.
+        TooManyFailures: If most attempts of the model fail in every environment. The played
+            episodes are kept.
+        KeyboardInterrupt: If interrupted.
     """
     if isinstance(run.config.runtime, RayRuntime):
-        raise ConfigError("runtime.kind: an evaluation runs on one machine: say runtime=inline")
+        raise ConfigError("runtime.kind: an evaluation runs on one machine: use runtime=inline")
     return asyncio.run(_Evaluation(run, plan, folder, observer or NobodyWatches()).execute())
 
 
 @dataclass(slots=True)
 class _Played:
-    """One player in one environment, under way."""
+    """The progress of one player in one environment."""
 
     column: str
     env: str
     last: deque[bool]
-    """Whether each of the last attempts failed."""
+    """For each of the last attempts, whether it failed."""
     why: str = ""
-    """Why it cannot be played, or was stopped."""
+    """Why it cannot play, or was stopped."""
     stopped: bool = False
     tickets: list[Ticket] = field(default_factory=list)
 
@@ -88,7 +89,7 @@ class _Evaluation:
         self._played: list[_Played] = []
         self._gate = asyncio.Semaphore(self._config.rollout.max_concurrent)
         self._lacks: dict[str, str] = {}
-        """Environment -> why its oracle cannot play."""
+        """Environment -> reason why its oracle cannot play."""
         self._num_tasks: dict[str, int] = {}
         self._clusters: Clusters = {}
 
@@ -122,7 +123,7 @@ class _Evaluation:
         ]
         tasks = (ticket.task for cell in self._played for ticket in cell.tickets)
         self._clusters = clusters_of(tasks, self._envs.cluster_of)
-        # An evaluation that is gone on with may have nothing left to ask a model.
+        # A resumed evaluation may have no episodes left for a model.
         asks = any(_todo(cell, log) for cell in self._played if cell.column not in BASELINES)
         engine = await runtime.start_engines(self._model_path) if asks else None
         self._envs.wire(envs, engine, self._model_path)
@@ -159,7 +160,7 @@ class _Evaluation:
     async def _play(
         self, cell: _Played, ticket: Ticket, log: EpisodeLog, progress: _Progress
     ) -> None:
-        """Play a ticket until it comes to an end, or has failed too often."""
+        """Play a ticket until an attempt completes or too many have failed."""
         async with self._gate:
             budget, max_retries = RetryBudget(), self._config.failures.max_retries
             while not cell.stopped:
@@ -180,7 +181,7 @@ class _Evaluation:
         return await self._envs.run_episode(ticket, 0, temperature=temperature)
 
     def _watch(self, cell: _Played, episode: Episode) -> None:
-        """Stop a cell in which too many of the last attempts failed."""
+        """Stop a cell if too many of its last attempts failed."""
         limits = self._config.failures
         cell.last.append(episode.failed)
         rate = sum(cell.last) / len(cell.last)
@@ -230,14 +231,14 @@ class _Evaluation:
 
 
 class _Progress:
-    """Tells an observer how far a column is."""
+    """Reports the progress of a column to an observer."""
 
     def __init__(self, observer: RunObserver, total: int, done: int) -> None:
         self._observer, self._total, self._done = observer, total, done
         self._wins = self._ended = 0
 
     def took(self, episode: Episode) -> None:
-        """Take an episode that came to its end."""
+        """Count a completed episode."""
         self._done += 1
         line = {"episodes": float(self._done)}
         if not episode.failed:
@@ -248,7 +249,7 @@ class _Progress:
 
 
 def _todo(cell: _Played, log: EpisodeLog) -> list[Ticket]:
-    """Return the tickets of a cell that have not come to an end."""
+    """Return the tickets of a cell without a completed episode."""
     return [ticket for ticket in cell.tickets if ticket.ticket_id not in log.finished]
 
 

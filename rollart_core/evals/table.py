@@ -1,8 +1,7 @@
-"""The table of environments and players, also out of several reports.
+"""The table of environments and players, from one or several reports.
 
-Takes: what ``report.json`` of evaluations and of training runs holds. Gives: a :class:`Table`, and
-Markdown. Never: puts two figures in one place, or hides that two columns were measured on
-different tasks or options.
+Takes: the ``report.json`` of evaluations and training runs. Gives: a :class:`Table`, and Markdown.
+Never: puts two results in one cell, or hides that two columns have different tasks or options.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ MODEL, TRAINED = "model", "trained"
 _FIRST = ("oracle", "noop", "random")
 _TITLES = {"noop": "no-op"}
 _SAME = ("split", "options", "max_turns", "seed", "task_seeds")
-"""Facts of an environment that two columns must share to be compared without a note."""
+"""Facts of an environment that must be equal in two columns. Otherwise the table has a note."""
 Json = Mapping[str, Any]
 
 
 @dataclass(slots=True)
 class Table:
-    """Environments by players."""
+    """A table with a row per environment and a column per player."""
 
     envs: dict[str, Json] = field(default_factory=dict)
-    """Name -> facts."""
+    """Name of the environment -> its facts."""
     cells: dict[tuple[str, str], Json] = field(default_factory=dict)
-    """(environment, column) -> what was measured."""
+    """(environment, column) -> the results."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -42,7 +41,7 @@ class Table:
         return [*(n for n in _FIRST if n in names), *(n for n in names if n not in _FIRST)]
 
     def as_dict(self) -> dict[str, object]:
-        """Return it as plain JSON."""
+        """Return the table as plain JSON."""
         return {
             "columns": self.columns,
             "envs": list(self.envs.values()),
@@ -53,10 +52,10 @@ class Table:
         }
 
     def add(self, other: Table, source: str) -> None:
-        """Take the columns of another report in.
+        """Add the columns of another report.
 
         Raises:
-            ConfigError: When a place is taken.
+            ConfigError: If a cell is already in the table.
         """
         rows = {name: _row_of(name, self.envs, other.envs) for name in other.envs}
         for name, facts in other.envs.items():
@@ -64,9 +63,9 @@ class Table:
         for (env, column), cell in other.cells.items():
             place = (rows.get(env, env), column)
             if place in self.cells:
-                mend = f"call this one otherwise: --with LABEL={source}"
+                mend = f"use another label: --with LABEL={source}"
                 if column in _FIRST:  # a label is for the model's column
-                    mend = "leave one of the two out"
+                    mend = "remove one of the two"
                 raise ConfigError(
                     f"--with {source}: the table has a column {column!r} for {place[0]} already; "
                     f"{mend}"
@@ -87,7 +86,7 @@ class Table:
 
 
 def _row_of(name: str, mine: Mapping[str, Json], theirs: Mapping[str, Json]) -> str:
-    """Return the row of their environment: the one of its name, or the only one of its id."""
+    """Return the row of an environment: the one with its name, or the only one with its id."""
     if name in mine:
         return name
     its_id = theirs[name].get("id")
@@ -96,10 +95,10 @@ def _row_of(name: str, mine: Mapping[str, Json], theirs: Mapping[str, Json]) -> 
 
 
 def merged(table: Table, others: Sequence[tuple[str, Table]]) -> Table:
-    """Return a table with the columns of others, each with what the command line calls it.
+    """Return a table with the columns of other tables, each with its source on the command line.
 
     Raises:
-        ConfigError: When two would share a place.
+        ConfigError: If two tables have the same cell.
     """
     for given, other in others:
         table.add(other, str(_parted(given)[1]))
@@ -110,8 +109,8 @@ def of_report(report: Json, label: str | None = None) -> Table:
     """Return the table of an evaluation's report.
 
     Args:
-        report: What ``report.json`` holds.
-        label: What to call the model's column.
+        report: The content of ``report.json``.
+        label: Name of the model's column.
     """
     table = Table()
     table.envs = {facts["name"]: facts for facts in report["card"]["envs"]}
@@ -129,26 +128,26 @@ def read_table(given: str) -> Table:
     """Return the columns of ``[LABEL=]DIR``: an evaluation, or a training run's held-out tasks.
 
     Raises:
-        ConfigError: When there is no report, or it says nothing of held-out tasks.
+        ConfigError: If there is no report, or it has no results on held-out tasks.
     """
     label, folder = _parted(given)
     path = folder / "report.json"
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        message = f"--with {given}: {folder} has no report.json: is it finished, and the right one?"
+        message = f"--with {given}: {folder} has no report.json: has it finished?"
         raise ConfigError(message) from None
     except (OSError, ValueError) as e:
         raise ConfigError(f"--with {given}: {path} cannot be read: {e}") from None
     if isinstance(report, dict) and report.get("kind") == "evaluation":
         return of_report(report, label)
     if not isinstance(report, dict) or not report.get("success_after"):
-        raise ConfigError(f"--with {given}: {path} says nothing of held-out tasks after training")
+        raise ConfigError(f"--with {given}: {path} has no results on held-out tasks after training")
     return _of_training(report, folder, label or TRAINED)
 
 
 def _parted(given: str) -> tuple[str | None, Path]:
-    """Return label and folder; a folder whose name has a ``=`` is one all the same."""
+    """Return label and folder. A folder name may contain ``=``."""
     label, separator, rest = given.partition("=")
     if not separator or Path(given).is_dir():
         return None, Path(given)
@@ -198,7 +197,7 @@ def _trained_cell(report: Json, name: str, label: str, samples: int) -> Json:
 
 
 def markdown(table: Table) -> str:
-    """Return the table as Markdown, and below it why there is no figure where there is none."""
+    """Return the table as Markdown, followed by the reasons for missing results."""
     head = titles(table)
     lines = [_row(head), _row(["---"] * len(head)), *map(_row, rows(table))]
     said = notes(table)
@@ -206,7 +205,7 @@ def markdown(table: Table) -> str:
 
 
 def shown_success(cell: Json) -> str:
-    """Return a cell's success, or its score where the environment says nothing of success."""
+    """Return a cell's success, or its score if the environment does not report success."""
     success, score = cell.get("success"), cell.get("score")
     if success and success["n"]:
         mean, low, high = (100 * success[k] for k in ("mean", "low", "high"))
@@ -224,12 +223,12 @@ def shown_score(score: Json | None) -> str:
 
 
 def titles(table: Table) -> list[str]:
-    """Return the heads of the columns."""
+    """Return the titles of the columns."""
     return ["environment", "tasks", *(_TITLES.get(c, c) for c in table.columns)]
 
 
 def rows(table: Table) -> Iterable[list[str]]:
-    """Yield a row for each environment: its name, its tasks, what each player reached."""
+    """Yield a row per environment: its name, its tasks, the result of each player."""
     for env in table.envs:
         of_it = [table.cells.get((env, column), {}) for column in table.columns]
         counts = sorted({str(c["tasks"]) for c in of_it if c.get("tasks")}, key=int)
@@ -237,7 +236,7 @@ def rows(table: Table) -> Iterable[list[str]]:
 
 
 def notes(table: Table) -> list[str]:
-    """Return what must be said below the table: why figures are missing, and its own notes."""
+    """Return the notes below the table: reasons for missing results, and the table's notes."""
     whys: dict[tuple[str, str], list[str]] = {}
     for (env, column), cell in table.cells.items():
         if cell.get("why"):

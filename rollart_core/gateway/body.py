@@ -1,7 +1,7 @@
-"""Reading the fields of request bodies.
+"""Parsing of request bodies.
 
-Takes: JSON as it came. Gives: checked values. Never: repairs a value; what is wrong is refused with
-the name of its field.
+Takes: JSON as received. Gives: validated values. Never: repairs a value. An invalid field is
+rejected by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_STOPS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRequest:
-    """What a request asks of its answer, whichever its shape."""
+    """The sampling parameters of a request, for all API formats."""
 
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -31,20 +31,20 @@ class SamplingRequest:
     include_usage: bool = False
     logprobs: bool = False
     token_ids: bool = False
-    """Whether tokens are sent as numbers as well (vLLM's ``return_token_ids``)."""
+    """Whether to return token ids as well (vLLM's ``return_token_ids``)."""
     ignored: tuple[str, ...] = ()
-    """Fields that change what is sampled elsewhere, and not here."""
+    """Fields that change sampling in other servers, and are ignored here."""
 
 
 def parse(raw: bytes) -> Body:
     """Return the JSON object of a body.
 
     Raises:
-        RequestError: When it is none, or holds half a character.
+        RequestError: If it is not a JSON object, or contains a lone surrogate.
     """
     try:
-        body = json.loads(raw.decode())  # of bytes, json would take half characters
-        if b"\\ud" in raw or b"\\uD" in raw:  # an escape may be half a character
+        body = json.loads(raw.decode())  # from bytes, json would accept lone surrogates
+        if b"\\ud" in raw or b"\\uD" in raw:  # an escape may be a lone surrogate
             json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:
         raise RequestError(f"the body is not valid JSON in UTF-8: {e}") from e
@@ -54,22 +54,22 @@ def parse(raw: bytes) -> Body:
 
 
 def prompt_chars(messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> int:
-    """Return how many characters of a request are shown to the policy."""
+    """Return the number of characters of a request that the policy receives."""
     called = [calls for message in messages if (calls := message.get("tool_calls"))]
     shown = [json.dumps(part, ensure_ascii=False) for part in (called, tools) if part]
     return sum(len(message["content"]) for message in messages) + sum(map(len, shown))
 
 
 def sampling_request(body: Body, *max_tokens: str, logprobs: bool = False) -> SamplingRequest:
-    """Return the fields that requests of all shapes have.
+    """Return the fields that are common to all API formats.
 
     Args:
-        body: The request.
-        max_tokens: The names that the longest answer goes by.
-        logprobs: Whether they are asked for, which each shape says in its own way.
+        body: The body of the request.
+        max_tokens: The names of the field with the maximum answer length.
+        logprobs: Whether logprobs are requested. Each API format has its own field.
     """
     if (body.get("n") or 1) != 1:
-        raise unsupported("n", "only one answer at a time; ask several times, at once if need be")
+        raise unsupported("n", "only one answer per request; send several requests")
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
         raise bad_field("stream_options", "must be an object")
@@ -85,7 +85,7 @@ def sampling_request(body: Body, *max_tokens: str, logprobs: bool = False) -> Sa
 
 
 def flag(body: Body, name: str) -> bool:
-    """Return a truth value; missing means no."""
+    """Return a boolean field. The default is False."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise bad_field(name, "must be true or false")
@@ -93,10 +93,10 @@ def flag(body: Body, name: str) -> bool:
 
 
 def text(value: object, name: str) -> str:
-    """Return a text, or the texts of content parts in one.
+    """Return a text, or the joined texts of content parts.
 
     Raises:
-        RequestError: When it is neither, or a part is no text.
+        RequestError: If it is neither, or a part is not text.
     """
     if value is None:
         return ""
@@ -113,7 +113,7 @@ def _part(part: object, name: str) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise bad_field(name, "must be an object with a type")
     if part["type"] not in ("text", "input_text", "output_text", "refusal"):
-        raise unsupported(name, f"this model reads text only, no {part['type']!r}")
+        raise unsupported(name, f"this model accepts only text, not {part['type']!r}")
     words = part.get("refusal" if part["type"] == "refusal" else "text")
     if not isinstance(words, str):
         raise bad_field(name, "has no text")
@@ -134,14 +134,14 @@ def _max_tokens(body: Body, names: Sequence[str]) -> int | None:
 def _stops(value: object) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value or []
     if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
-        raise bad_field("stop", "must be a text, or a list of texts that are not empty")
+        raise bad_field("stop", "must be a text, or a list of non-empty texts")
     if len(stops) > MAX_STOPS:
-        raise bad_field("stop", f"{len(stops)} given, at most {MAX_STOPS} are taken")
+        raise bad_field("stop", f"{len(stops)} given, at most {MAX_STOPS} are allowed")
     return tuple(stops)
 
 
 def _ignored(body: Body) -> tuple[str, ...]:
-    """Return the fields that the episode's own sampling overrides."""
+    """Return the fields that the episode's own sampling parameters override."""
     for name in ("temperature", "top_p", *_PENALTIES[:2]):
         value = body.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):

@@ -1,7 +1,7 @@
-"""What the gateway refuses, in the shape of OpenAI's API.
+"""The gateway's error responses, in the format of OpenAI's API.
 
-Takes: what is wrong with a request. Gives: :class:`RequestError` with its HTTP status and body.
-Never: says why an engine failed beyond one line.
+Takes: the problem of a request. Gives: :class:`RequestError` with its HTTP status and body. Never:
+reports an engine failure in more than one line.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from rollart_core.errors import first_line
 
 
 class RequestError(Exception):
-    """A request that gets no answer.
+    """A rejected request.
 
     Args:
-        message: What is wrong, and how to mend it.
+        message: The problem, and how to fix it.
         status: HTTP status.
-        code: OpenAI's ``code``, which programs look at.
+        code: OpenAI's ``code``, which programs read.
         kind: OpenAI's ``type``.
-        param: Which field it is about.
+        param: The field with the problem.
     """
 
     def __init__(
@@ -37,39 +37,39 @@ class RequestError(Exception):
 
     @property
     def retried(self) -> bool:
-        """Whether asking again may help."""
+        """Whether a retry may succeed."""
         return self.status >= 500
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """Return what is sent."""
+        """Return the JSON body of the response."""
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
 
 
 def bad_field(param: str, message: str, code: str | None = "invalid_value") -> RequestError:
-    """Return the refusal of a field that is wrong."""
+    """Return the error for an invalid field."""
     return RequestError(f"{param}: {message}", code=code, param=param)
 
 
 def unsupported(param: str, message: str) -> RequestError:
-    """Return the refusal of a field that is right elsewhere."""
+    """Return the error for a valid field that is not supported."""
     return bad_field(param, message, "unsupported_value")
 
 
 def wrong_key(message: str) -> RequestError:
-    """Return the refusal of a key that is none, or was never given out."""
+    """Return the error for a missing or unknown API key."""
     return RequestError(message, status=401, code="invalid_api_key")
 
 
 def episode_over() -> RequestError:
-    """Return the refusal of a key whose episode has ended."""
-    return RequestError("this episode has ended; its key is dead", status=410, code="episode_over")
+    """Return the error for an API key whose episode has ended."""
+    return RequestError("this episode has ended; its key is void", status=410, code="episode_over")
 
 
 def out_of_turns(max_turns: int) -> RequestError:
-    """Return the refusal of a request beyond the episode's budget."""
+    """Return the error for a request beyond the episode's budget."""
     return RequestError(
-        f"this episode may ask {max_turns} times, and has",
+        f"all {max_turns} requests of this episode are used",
         status=429,
         code="insufficient_quota",
         kind="insufficient_quota",
@@ -77,11 +77,11 @@ def out_of_turns(max_turns: int) -> RequestError:
 
 
 def context_overflow(max_tokens: int, has: str) -> RequestError:
-    """Return the refusal of messages that leave no room for an answer.
+    """Return the error for messages that leave no tokens for an answer.
 
     Args:
-        max_tokens: Of the model's context.
-        has: What the messages have instead, as a predicate.
+        max_tokens: Length of the model's context.
+        has: The length of the messages, as a predicate.
     """
     return RequestError(
         f"This model's maximum context length is {max_tokens} tokens. However, your messages "
@@ -92,6 +92,6 @@ def context_overflow(max_tokens: int, has: str) -> RequestError:
 
 
 def engine_failed(error: Exception, status: int = 503) -> RequestError:
-    """Return the answer to a request that the engine could not answer."""
+    """Return the error for a request that the engine could not answer."""
     message = first_line(str(error)) or type(error).__name__
     return RequestError(message, status=status, code="engine_error", kind="server_error")

@@ -1,12 +1,12 @@
-"""The formats of OpenAI's API: requests read, answers written.
+"""The formats of OpenAI's API: parse requests and build responses.
 
     ``/v1/chat/completions``  messages and tools     --> one message, or chunks of it
     ``/v1/completions``       a text, or its tokens  --> text, without the chat template
-    ``/v1/responses``         the newer API, as far as it says the same as chat completions
+    ``/v1/responses``         the newer API, as far as it is equivalent to chat completions
 
-Takes: a parsed body, or a recorded answer. Gives: messages, tools and what is asked of the answer;
-JSON objects. Never: asks an engine or keeps anything; what ``previous_response_id`` stands for is
-given to it.
+Takes: a parsed body, or a recorded answer. Gives: messages, tools and sampling parameters, or JSON
+objects. Never: calls an engine or stores anything. The caller passes the messages of
+``previous_response_id``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TALKERS = {"system": "system", "developer": "system", "user": "user", "assistan
 _ROLES = {**_TALKERS, "tool": "tool"}
 
 DEFAULT_MAX_TOKENS = 16
-"""What OpenAI's API says where a request says nothing."""
+"""The default of OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +42,23 @@ class Said:
 
     @property
     def message(self) -> Message:
-        """What the policy said."""
+        """The policy's message."""
         return self.answer.message
 
     @property
     def result(self) -> GenerateResult:
-        """What it sampled."""
+        """The sampled tokens."""
         return self.answer.result
 
     @property
     def finish_reason(self) -> str:
-        """Why it ended, in OpenAI's words."""
+        """Why it ended, as in OpenAI's API."""
         if "tool_calls" in self.message:
             return "tool_calls"
         return "length" if self.result.finish_reason == "length" else "stop"
 
     def head(self, kind: str) -> dict[str, Any]:
-        """Return what stands around the choices."""
+        """Return the fields around the choices."""
         head: dict[str, Any] = {
             "id": self.request_id,
             "object": kind,
@@ -72,7 +72,7 @@ class Said:
         return head
 
     def usage(self) -> dict[str, Any]:
-        """Return how many tokens it took."""
+        """Return the token counts."""
         num_prompt, num_new = len(self.ask.token_ids), len(self.result.token_ids)
         return {
             "prompt_tokens": num_prompt,
@@ -83,7 +83,7 @@ class Said:
 
 
 def token_texts(result: GenerateResult, tokenizer: ChatTokenizer) -> list[str]:
-    """Return each token as text; parts of a character are U+FFFD."""
+    """Return each token as text. Parts of a character become U+FFFD."""
     return [tokenizer.decode([token]) for token in result.token_ids]
 
 
@@ -97,19 +97,19 @@ class ChatRequest:
 
 
 def chat_request(body: Body) -> ChatRequest:
-    """Read a request.
+    """Parse a request.
 
     Raises:
-        RequestError: For a field that is wrong, or asks what cannot be kept.
+        RequestError: If a field is invalid or not supported.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise bad_field("messages", "must be a list of at least one message")
     if body.get("top_logprobs"):
-        raise unsupported("top_logprobs", "only the logprobs of what was sampled are known")
+        raise unsupported("top_logprobs", "only sampled tokens have logprobs")
     form = body.get("response_format")
     if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise unsupported("response_format", "answers are not held to a format; ask for 'text'")
+        raise unsupported("response_format", "no format can be enforced; use 'text'")
     if body.get("modalities") not in (None, ["text"]):
         raise unsupported("modalities", "answers are text")
     logprobs = flag(body, "logprobs")
@@ -125,7 +125,7 @@ def chat_request(body: Body) -> ChatRequest:
 
 
 def chat_response(said: Said, tokenizer: ChatTokenizer) -> dict[str, Any]:
-    """Return the answer as one object."""
+    """Return the response as one object."""
     message: dict[str, Any] = {**said.message, "refusal": None}
     if "tool_calls" in message and not message["content"]:
         message["content"] = None
@@ -136,7 +136,7 @@ def chat_response(said: Said, tokenizer: ChatTokenizer) -> dict[str, Any]:
 
 
 def chat_chunks(said: Said, tokenizer: ChatTokenizer) -> Iterator[dict[str, Any]]:
-    """Return the answer as the chunks of a stream."""
+    """Return the response as the chunks of a stream."""
     head = said.head("chat.completion.chunk")
     if said.sampling_request.include_usage:
         head["usage"] = None
@@ -158,10 +158,10 @@ def chat_chunks(said: Said, tokenizer: ChatTokenizer) -> Iterator[dict[str, Any]
 
 
 def tool_specs(tools: object) -> list[ToolSpec]:
-    """Read the tools of a request.
+    """Parse the tools of a request.
 
     Raises:
-        RequestError: When they are none.
+        RequestError: If they are not valid tools.
     """
     if tools is None:
         return []
@@ -172,7 +172,7 @@ def tool_specs(tools: object) -> list[ToolSpec]:
 
 def _tool(tool: object, name: str) -> ToolSpec:
     if not isinstance(tool, dict) or tool.get("type") != "function":
-        raise unsupported(f"{name}.type", "tools are of type 'function'")
+        raise unsupported(f"{name}.type", "tools must be of type 'function'")
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise bad_field(f"{name}.function", "must be an object with a name")
@@ -206,7 +206,7 @@ def _message(message: object, name: str) -> Message:
             read["reasoning_content"] = message["reasoning_content"]
     elif role == "tool":
         if not isinstance(message.get("tool_call_id"), str):
-            raise bad_field(f"{name}.tool_call_id", "must name the call that is answered")
+            raise bad_field(f"{name}.tool_call_id", "must be the id of the answered call")
         read["tool_call_id"] = message["tool_call_id"]
         if isinstance(message.get("name"), str):
             read["name"] = message["name"]
@@ -247,24 +247,24 @@ def _ending(said: Said, tokenizer: ChatTokenizer) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """One request to go on with a text."""
+    """One request to continue a text."""
 
     prompt: str | list[int]
     sampling_request: SamplingRequest
 
 
 def text_request(body: Body, vocab_size: int) -> TextRequest:
-    """Read a request.
+    """Parse a request.
 
     Raises:
-        RequestError: For a field that is wrong, or asks what cannot be kept.
+        RequestError: If a field is invalid or not supported.
     """
     if body.get("suffix"):
-        raise unsupported("suffix", "answers only go on at the end")
+        raise unsupported("suffix", "answers can only follow the prompt")
     if flag(body, "echo"):
-        raise unsupported("echo", "the prompt is not sent back")
+        raise unsupported("echo", "the prompt cannot be returned")
     if (body.get("best_of") or 1) != 1:
-        raise unsupported("best_of", "every answer is recorded; ask several times")
+        raise unsupported("best_of", "every answer is recorded; send several requests instead")
     wanted = sampling_request(body, "max_tokens", logprobs=_text_logprobs(body.get("logprobs")))
     if wanted.max_new_tokens is None:
         wanted = replace(wanted, max_new_tokens=DEFAULT_MAX_TOKENS)
@@ -272,13 +272,13 @@ def text_request(body: Body, vocab_size: int) -> TextRequest:
 
 
 def text_response(said: Said, tokenizer: ChatTokenizer) -> dict[str, Any]:
-    """Return the answer as one object."""
+    """Return the response as one object."""
     head = {**said.head("text_completion"), "usage": said.usage()}
     return {**head, "choices": [_text_choice(said, tokenizer)]}
 
 
 def text_chunks(said: Said, tokenizer: ChatTokenizer) -> Iterator[dict[str, Any]]:
-    """Return the answer as the chunks of a stream."""
+    """Return the response as the chunks of a stream."""
     head = said.head("text_completion")
     if said.sampling_request.include_usage:
         head["usage"] = None
@@ -311,15 +311,15 @@ def _text_choice(said: Said, tokenizer: ChatTokenizer) -> dict[str, Any]:
 
 
 def _text_prompt(prompt: object, vocab_size: int) -> str | list[int]:
-    """Return the one prompt: text or tokens."""
+    """Return the only prompt: text or tokens."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list) or not prompt:
-        raise bad_field("prompt", "must be a text, or a list of tokens that is not empty")
+        raise bad_field("prompt", "must be a text, or a non-empty list of tokens")
     if any(isinstance(each, str | list) for each in prompt):
-        raise unsupported("prompt", "only one prompt at a time; ask several times")
+        raise unsupported("prompt", "only one prompt per request; send several requests")
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
         raise bad_field("prompt", "tokens must be whole numbers")
     if not all(0 <= i < vocab_size for i in prompt):
@@ -331,7 +331,7 @@ def _text_logprobs(value: object) -> bool:
     if value is None or value is False:
         return False
     if not isinstance(value, int) or not 0 <= value <= 1:
-        raise unsupported("logprobs", "only 0 or 1: those of what was sampled are known")
+        raise unsupported("logprobs", "must be 0 or 1: only sampled tokens have logprobs")
     return True
 
 
@@ -340,28 +340,28 @@ class ResponseRequest(ChatRequest):
     """One request for a response."""
 
     talk: list[Message]
-    """The messages without the instructions: what a later request goes on from."""
+    """The messages without the instructions. A later request continues them."""
     body: Body
 
 
 def response_request(body: Body, earlier: Mapping[str, Sequence[Message]]) -> ResponseRequest:
-    """Read a request.
+    """Parse a request.
 
     Args:
         body: The request.
-        earlier: What was said up to each earlier response of the episode, by its id.
+        earlier: Response id -> the messages up to that earlier response of the episode.
 
     Raises:
-        RequestError: For a field that is wrong, or asks what cannot be kept.
+        RequestError: If a field is invalid or not supported.
     """
     options = body.get("text") or {}
     if not isinstance(options, dict):
         raise bad_field("text", "must be an object")
     form = options.get("format")
     if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise unsupported("text.format", "answers are not held to a format; ask for 'text'")
+        raise unsupported("text.format", "no format can be enforced; use 'text'")
     if body.get("background"):
-        raise unsupported("background", "answers are waited for")
+        raise unsupported("background", "background responses are not supported; set it to false")
     talk: list[Message] = []
     previous = body.get("previous_response_id")
     if previous is not None:
@@ -380,7 +380,7 @@ def response_request(body: Body, earlier: Mapping[str, Sequence[Message]]) -> Re
 
 
 def response(asked: ResponseRequest, said: Said) -> dict[str, Any]:
-    """Return the answer as one object."""
+    """Return the response as one object."""
     cut = said.finish_reason == "length"
     usage, body = said.usage(), asked.body
     head = said.head("response")
@@ -410,7 +410,7 @@ def response(asked: ResponseRequest, said: Said) -> dict[str, Any]:
 
 
 def response_events(asked: ResponseRequest, said: Said) -> Iterator[dict[str, Any]]:
-    """Return the answer as the events of a stream."""
+    """Return the response as the events of a stream."""
     whole = response(asked, said)
     begun = {**whole, "status": "in_progress", "output": [], "usage": None}
     begun["incomplete_details"] = None
@@ -425,7 +425,7 @@ def response_events(asked: ResponseRequest, said: Said) -> Iterator[dict[str, An
 
 
 def response_id(said: Said) -> str:
-    """Return the id by which a later request goes on from this answer."""
+    """Return the id with which a later request continues this response."""
     return f"resp_{said.answer.turn}"
 
 
@@ -489,7 +489,7 @@ def _output(said: Said) -> list[dict[str, Any]]:
 
 
 def _flat_tools(tools: object) -> object:
-    """Return the tools in the shape of chat completions."""
+    """Return the tools in the format of chat completions."""
     if not isinstance(tools, list):
         return tools
     return [
@@ -501,7 +501,7 @@ def _flat_tools(tools: object) -> object:
 
 
 def _items(given: object) -> list[Message]:
-    """Return the input as messages; calls belong to the message of the assistant before them."""
+    """Return the input as messages. Calls belong to the assistant's message before them."""
     if isinstance(given, str):
         return [Message(role="user", content=given)]
     if not isinstance(given, list):
@@ -526,11 +526,11 @@ def _items(given: object) -> list[Message]:
 def _item_message(kind: object, item: Body, name: str) -> Message:
     if kind == "function_call_output":
         if not isinstance(item.get("call_id"), str):
-            raise bad_field(f"{name}.call_id", "must name the call that is answered")
+            raise bad_field(f"{name}.call_id", "must be the id of the answered call")
         output = text(item.get("output"), f"{name}.output")
         return Message(role="tool", content=output, tool_call_id=item["call_id"])
     if kind != "message":
-        raise unsupported(f"{name}.type", f"{kind!r} is not known here")
+        raise unsupported(f"{name}.type", f"{kind!r} is not supported")
     role = item.get("role")
     if not isinstance(role, str) or role not in _TALKERS:
         raise bad_field(f"{name}.role", f"must be one of {', '.join(_TALKERS)}, not {role!r}")

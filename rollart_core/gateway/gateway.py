@@ -1,13 +1,13 @@
-"""The gateway: an OpenAI-compatible endpoint for programs that own their loop.
+"""The gateway: an OpenAI-compatible endpoint for programs that have their own loop.
 
     program --HTTP--> http -> session -> transcript -> prompt -> engine (the router)
-                                        <- answer, recorded to the token <-
+                                        <- answer, recorded as tokens <--
 
-Takes: an engine, a tokenizer, settings. Gives: for each running episode a base URL and a key of its
-own, and what was asked there as turns and samples. Never: answers without a key of an episode that
-runs, or samples otherwise than the episode says.
+Takes: an engine, a tokenizer, settings. Gives: for each running episode its own base URL and API
+key, and the requests to them as turns and samples. Never: answers without the key of a running
+episode, or samples with other parameters than those of the episode.
 
-It lives in the controller's loop. aiohttp is imported when it starts.
+It runs in the controller's event loop. aiohttp is imported at its start.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ if TYPE_CHECKING:
 
 _NUM_THREADS = 2
 _REMEMBERED_KEYS = 100_000
-"""Keys of ended episodes that are told so; older ones are merely wrong."""
+"""Number of remembered keys of ended episodes. Older keys are reported as wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """How a gateway is set up."""
+    """The settings of a gateway."""
 
     max_context_tokens: int
-    """Longest row, answer included."""
+    """Maximum number of tokens of a row, including the answer."""
     seed: int = 0
-    """Of the run; see :func:`rollart_core.types.sampling_key`."""
+    """Seed of the run. See :func:`rollart_core.types.sampling_key`."""
     model: str = "policy"
-    """What the model is called in answers; requests may name any."""
+    """Name of the model in responses. Requests may use any name."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 0
-    """Port to listen on; 0: any that is free."""
+    """Port to listen on. 0 means any free port."""
     stall_s: float = 5.0
-    """A connection is closed when the rest of a request does not come for so long."""
+    """A connection is closed if no more data of a request arrives for this time."""
     max_body_bytes: int = 32 * 2**20
-    """Larger requests are refused with status 413."""
+    """Maximum size of a request. Larger requests get status 413."""
 
 
 class Gateway:
-    """See the module.
+    """Serves the endpoints of all running episodes. See the module docstring.
 
     Args:
-        engine: Who generates: the router, or one engine.
-        tokenizer: The policy's.
+        engine: Generates the answers: the router, or one engine.
+        tokenizer: The policy's tokenizer.
         settings: See :class:`GatewaySettings`.
     """
 
@@ -75,30 +75,30 @@ class Gateway:
         self._ended: OrderedDict[str, Literal[True]] = OrderedDict()
         self._server: GatewayServer | None = None
         self.threads = DaemonThreads(_NUM_THREADS, name="gateway")
-        """For what would keep other requests waiting: long bodies and prompts."""
+        """Threads for long bodies and prompts, which would block other requests."""
 
     @property
     def url(self) -> str:
-        """Such as ``http://127.0.0.1:41235``; each episode has its own base URL below it."""
+        """The URL, such as ``http://127.0.0.1:41235``. Each episode has a base URL below it."""
         assert self._server is not None, "start the gateway first"
         return self._server.url
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes run."""
+        """Number of running episodes."""
         return len(self._sessions)
 
     async def start(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
-            ConfigError: When aiohttp is missing, or the address is taken.
+            ConfigError: If aiohttp is missing, or the address is in use.
         """
         try:
             from rollart_core.gateway.http import GatewayServer
         except ModuleNotFoundError as e:
             raise ConfigError(
-                "programs that own their loop need aiohttp: pip install 'rollart[gateway]'"
+                "programs with their own loop need aiohttp: pip install 'rollart[gateway]'"
             ) from e
         settings = self.settings
         server = GatewayServer(self)
@@ -111,7 +111,7 @@ class Gateway:
         self._server = server
 
     async def close(self) -> None:
-        """End all episodes and stop listening; may be called twice."""
+        """End all episodes and stop listening. May be called twice."""
         for gateway_session in list(self._sessions.values()):
             await self._end(gateway_session)
         server, self._server = self._server, None
@@ -128,13 +128,13 @@ class Gateway:
         start_version: int = 0,
         temperature: float | None = None,
     ) -> AsyncIterator[GatewaySession]:
-        """Open the endpoint of one episode; after the block its key is dead.
+        """Open the endpoint of one episode. After the block, its key is invalid.
 
         Args:
-            ticket: Whose it is.
-            limits: Of these: turns, tokens and seconds a turn, temperature.
-            start_version: Policy version the engines hold now.
-            temperature: Other than the limits', for evaluation.
+            ticket: The ticket of the episode.
+            limits: Uses turns, tokens per turn, seconds per turn and temperature.
+            start_version: Current policy version of the engines.
+            temperature: Replaces the temperature of the limits, for evaluation.
         """
         if temperature is not None:
             limits = replace(limits, temperature=temperature)
@@ -150,11 +150,11 @@ class Gateway:
         """Return the episode of a key.
 
         Args:
-            api_key: What the program shows.
-            slug: The episode that its URL names; none: any.
+            api_key: The key in the request.
+            slug: The episode in the URL. If empty, any episode.
 
         Raises:
-            RequestError: When the key is wrong, or its episode has ended.
+            RequestError: If the key is wrong, or its episode has ended.
         """
         gateway_session = self._sessions.get(api_key)
         if gateway_session is None:
@@ -162,7 +162,7 @@ class Gateway:
                 raise episode_over()
             raise wrong_key("the API key is wrong" if api_key else "there is no API key")
         if slug and slug != _slug(api_key):
-            raise wrong_key("the API key is that of another episode")
+            raise wrong_key("the API key belongs to another episode")
         return gateway_session
 
     def _gateway_session(self, ticket: Ticket, limits: EpisodeLimits) -> GatewaySession:
@@ -190,5 +190,5 @@ class Gateway:
 
 
 def _slug(api_key: str) -> str:
-    """Return what stands for the episode in its URL; it gives nothing of the rest of the key."""
+    """Return the part of the key that identifies the episode in its URL."""
     return api_key[3:15]

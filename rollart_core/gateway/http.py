@@ -1,8 +1,8 @@
-"""The HTTP side of the gateway: routes, keys, streams, errors, and connections that stay silent.
+"""The HTTP server of the gateway: routes, keys, streams, errors and idle connections.
 
-Takes: HTTP requests. Gives: HTTP answers in the shape of OpenAI's API. Never: decides what is
-recorded. A program that hangs up cancels its handler, and with it the generation. A connection is
-aborted if the head of a request is not whole in time (:class:`Heads`).
+Takes: HTTP requests. Gives: HTTP responses in the format of OpenAI's API. Never: decides what is
+recorded. If a program disconnects, its handler and the generation are cancelled. A connection is
+aborted if the head of a request is not complete in time (:class:`Heads`).
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _RawHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class GatewayServer:
-    """Listens for a gateway.
+    """The HTTP server of a gateway.
 
     Args:
-        gateway: Whose episodes are served.
+        gateway: The gateway with the episodes.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -82,10 +82,10 @@ class GatewayServer:
         )
 
     async def start(self, host: str, port: int) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
-            OSError: When the address is taken.
+            OSError: If the address is in use.
         """
         await self._runner.setup()
         assert self._runner.server is not None
@@ -104,7 +104,7 @@ class GatewayServer:
     def _with_session(
         self, handler: _Handler
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Return a handler that knows whose request it is, and answers errors in shape."""
+        """Return a handler that finds the session and returns errors in the API format."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
@@ -122,7 +122,7 @@ class GatewayServer:
             return await handler(request, gateway_session)
         except (RequestError, web.HTTPException, ConnectionError):
             raise
-        except Exception as e:  # a fault of ours: the episode is not to be blamed for it
+        except Exception as e:  # an internal error, which is not the fault of the episode
             gateway_session.fail(
                 InferenceFailure(f"gateway: {type(e).__name__}: {e}", boundary="gateway")
             )
@@ -163,17 +163,17 @@ class GatewayServer:
         return _json(response(asked, said))
 
     async def _asked(self, request: web.Request, read: Callable[[Body], _T]) -> _T:
-        """Return what a request asks; a long body is read on a thread."""
+        """Return the parsed request. A long body is parsed in a thread."""
         raw = await _body(request, self._gateway.settings.stall_s)
         if len(raw) < HEAVY_CHARS:
             return read(parse(raw))
         return await self._gateway.threads.run(lambda: read(parse(raw)))
 
     async def _said_in_talk(self, gateway_session: GatewaySession, asked: ChatRequest) -> Said:
-        """Answer a conversation; tools that the policy would not hear of are refused."""
+        """Answer a conversation. Reject tools if the chat template does not render them."""
         tokenizer = self._gateway.tokenizer
         if asked.tools and not (tokenizer.template.shows_tools and tokenizer.tool_format):
-            raise unsupported("tools", "the chat template of this model knows no tools")
+            raise unsupported("tools", "the chat template of this model does not support tools")
         show = partial(Transcript.ask, messages=asked.messages, tools=asked.tools)
         length = prompt_chars(asked.messages, asked.tools)
         return await self._said(gateway_session, show, asked.sampling_request, length)
@@ -218,21 +218,21 @@ class GatewayServer:
 
 
 def _name_of(host: str) -> str:
-    """Return what to call the host; for all addresses, the one that leads out of the machine."""
+    """Return the name of the host, or the machine's external address for a wildcard."""
     families = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}
     if host not in families:
         return host
     far = ("192.0.2.1", 9) if host == "0.0.0.0" else ("2001:db8::1", 9)
     with socket.socket(families[host], socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(far)  # of a datagram socket: nothing is sent
+            probe.connect(far)  # a datagram socket: nothing is sent
         except OSError:
             return "127.0.0.1" if host == "0.0.0.0" else "::1"
         return str(probe.getsockname()[0])
 
 
 def _quiet() -> logging.Logger:
-    """Return a logger that says nothing: what is no HTTP is answered, and the program's fault."""
+    """Return a silent logger. Invalid HTTP gets a response and is the program's fault."""
     logger = logging.getLogger("rollart.gateway")
     logger.propagate = False
     if not logger.handlers:
@@ -244,8 +244,8 @@ async def _body(request: web.Request, stall_s: float) -> bytes:
     """Return the body.
 
     Raises:
-        RequestError: When it is too large, or none.
-        ConnectionResetError: When the rest of it did not come, and the connection is closed.
+        RequestError: If it is too large, or cannot be read.
+        ConnectionResetError: If the rest of it did not arrive, and the connection is closed.
     """
     too_large = RequestError("the body is too large", status=413, code="body_too_large")
     if (request.content_length or 0) > request.client_max_size:
@@ -264,7 +264,7 @@ async def _body(request: web.Request, stall_s: float) -> bytes:
     except TimeoutError as e:
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionResetError(f"the rest of a body did not come for {stall_s:g} s") from e
+        raise ConnectionResetError(f"the rest of a body did not arrive for {stall_s:g} s") from e
     except web.RequestPayloadError as e:
         raise RequestError(f"the body cannot be read: {first_line(str(e.__cause__ or e))}") from e
 
@@ -282,7 +282,7 @@ def _refusal(error: RequestError) -> web.Response:
 
 
 def _data(chunks: Iterable[dict[str, Any]]) -> list[bytes]:
-    """Return chunks as events, with the one that ends a stream."""
+    """Return chunks as events, followed by the event that ends a stream."""
     return [*(b"data: " + _dumped(chunk) + b"\n\n" for chunk in chunks), b"data: [DONE]\n\n"]
 
 
@@ -293,7 +293,7 @@ def _named(events: Iterable[dict[str, Any]]) -> list[bytes]:
 
 
 async def _stream(request: web.Request, events: Sequence[bytes]) -> web.StreamResponse:
-    """Send an answer as server-sent events, all at once: engines answer whole turns."""
+    """Send a response as server-sent events, all together, because engines return whole turns."""
     answer = web.StreamResponse(headers=_EVENTS)
     await answer.prepare(request)
     await answer.write(b"".join(events))
@@ -306,11 +306,11 @@ def _dumped(value: object) -> bytes:
 
 
 class Heads:
-    """Times the heads of requests.
+    """Enforces a time limit for the heads of requests.
 
     Args:
-        limit_s: How long one may take, from its first byte; of a new connection, from its
-            beginning.
+        limit_s: Maximum seconds of a head, from its first byte. For a new connection, from its
+            start.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -318,12 +318,12 @@ class Heads:
         self._open: dict[asyncio.BaseTransport, _Connection] = {}
 
     def watched(self, factory: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
-        """Return a factory of the same protocols, each timed."""
+        """Return a factory of the same protocols with the time limit."""
         return lambda: _Connection(factory(), self._limit_s, self._open)
 
     @web.middleware  # type: ignore[untyped-decorator]
     async def middleware(self, request: web.Request, handler: _RawHandler) -> web.StreamResponse:
-        """Take note of when a handler begins and ends; the application has to have it."""
+        """Record the start and end of a handler. The application must use this middleware."""
         connection = None if request.transport is None else self._open.get(request.transport)
         if connection is None:
             return await handler(request)
@@ -335,7 +335,7 @@ class Heads:
 
 
 class _Connection(asyncio.Protocol):
-    """Passes all on to a protocol, and keeps the time while no handler runs."""
+    """Forwards everything to a protocol, and enforces the time limit while no handler runs."""
 
     def __init__(
         self,
@@ -351,16 +351,16 @@ class _Connection(asyncio.Protocol):
         self._is_handled = False
 
     def begins(self) -> None:
-        """Take note that a head is whole, and its handler begins."""
+        """Record that a head is complete and its handler begins."""
         self._is_handled = True
         self._stop()
 
     def ends(self) -> None:
-        """Take note that the handler has ended: what comes now is the next head."""
+        """Record that the handler has ended. The next data belong to the next head."""
         self._is_handled = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the first head."""
+        """Start the timer for the first head."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._others[transport] = self
@@ -368,28 +368,28 @@ class _Connection(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on; the first of a head begins its time."""
+        """Forward data. The first data of a head start the timer."""
         if not self._is_handled:
             self._start()
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Pass the end on."""
+        """Forward the end of the stream."""
         return self._inner.eof_received()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Pass the loss on."""
+        """Forward the loss of the connection."""
         self._stop()
         if self._transport is not None:
             self._others.pop(self._transport, None)
         self._inner.connection_lost(error)
 
     def pause_writing(self) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._inner.resume_writing()
 
     def _start(self) -> None:

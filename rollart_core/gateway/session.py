@@ -1,7 +1,7 @@
-"""One running episode at the gateway: its key, its budget, and what it has asked so far.
+"""One running episode at the gateway: its key, its budget and its requests so far.
 
-Takes: requests, already read. Gives: recorded answers, or the error that the program gets; after
-the episode its samples, turns and failure. Never: speaks HTTP, or answers after its end.
+Takes: parsed requests. Gives: recorded answers, or the error for the program; after the episode its
+samples, turns and failure. Never: uses HTTP, or answers after its end.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from rollart_core.rollout.time_limit import TimeLimit
 from rollart_core.types import Failure, Message, Sample, Ticket, Turn, sampling_key
 
 MAX_CHARS_PER_TOKEN = 512
-"""More than any token of a vocabulary stands for: a longer prompt is refused before it is
-tokenized."""
+"""Upper bound of the characters per token. A longer prompt is rejected before it is tokenized."""
 HEAVY_CHARS = 2**16
-"""From this on a prompt is tokenized on a thread, so that others are not kept waiting."""
+"""Longer prompts are tokenized in a thread, so that they do not block other requests."""
 KEPT_SESSIONS = 8
-"""Of one episode: when more have a KV cache, the one idle longest is released."""
+"""Maximum number of sessions of one episode with a KV cache. Beyond it, the longest idle session is
+released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySessionDependencies:
-    """What an episode at the gateway is made of."""
+    """The components of a gateway session."""
 
     engine: Generator
     transcript: Transcript
@@ -54,18 +54,18 @@ class GatewaySessionDependencies:
     seed: int
     max_context_tokens: int
     threads: DaemonThreads
-    """Where long prompts are tokenized."""
+    """Threads that tokenize long prompts."""
 
 
 class GatewaySession:
-    """See the module; made by :meth:`rollart_core.gateway.gateway.Gateway.episode`.
+    """One episode. Created by :meth:`rollart_core.gateway.gateway.Gateway.episode`.
 
     Args:
-        ticket: Whose episode it is.
-        limits: Turns, tokens a turn, seconds a turn, temperature.
+        ticket: The ticket of the episode.
+        limits: Turns, tokens per turn, seconds per turn, temperature.
         parts: Engine and transcript.
-        api_key: What the program shows.
-        base_url: Where it asks.
+        api_key: The key that the program sends.
+        base_url: The URL that the program calls.
     """
 
     def __init__(
@@ -81,25 +81,25 @@ class GatewaySession:
         self.api_key = api_key
         self.base_url = base_url
         self.turns: list[Turn] = []
-        """Answered requests, in the order of their answers. ``step_s`` is what the program took
-        until its next request."""
+        """Answered requests, in the order of their answers. ``step_s`` is the time until the
+        program's next request."""
         self.spent = asyncio.Event()
-        """Set when no turn is left: nothing more will be answered."""
+        """Set when no turn is left. No further request is answered."""
         self.num_hung_up = 0
-        """Requests whose program did not wait for the answer."""
+        """Number of requests whose program disconnected before the answer."""
         self.responses: dict[str, list[Message]] = {}
-        """What was said up to each answer of the responses API, by its id."""
+        """Response id -> messages up to that answer, for the responses API."""
         self.closed = False
         self.start_version = 0
-        """Policy version the engines held when it began."""
+        """Policy version of the engines at the start."""
         self._parts = parts
         self._transcript = parts.transcript
         self._at_transcript = asyncio.Lock()
-        """Held while a request is shown to it or recorded, which may be on a thread."""
+        """Held while the transcript is used, which may be in a thread."""
         self._session = f"{ticket.ticket_id}#{ticket.attempt}"
         self._num_asked = 0
         self._num_open = 0
-        """Requests that were admitted and have no answer yet."""
+        """Admitted requests without an answer yet."""
         self._in_flight: set[asyncio.Future[GenerateResult]] = set()
         self._sessions: dict[str, None] = {}
         self._failures: dict[int, Failure] = {}
@@ -108,20 +108,20 @@ class GatewaySession:
 
     @property
     def truncated(self) -> bool:
-        """True when its last request was refused because turns, or the context, were spent.
+        """True if its last request was rejected because turns or the context were used up.
 
-        A program whose messages outgrew the context may go on with fewer.
+        A program whose messages exceed the context may continue with fewer messages.
         """
         return self.spent.is_set() or self._overflowed
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation of the last answered request, its answer included."""
+        """The conversation of the last answered request, including its answer."""
         return tuple(self._transcript.messages)
 
     @property
     def failure(self) -> Failure | None:
-        """Why an answer is missing that no later request for the same made good; None: none is."""
+        """Why a request failed that no later identical request replaced. None if there is none."""
         return next(iter(self._failures.values()), None)
 
     def samples(self) -> tuple[Sample, ...]:
@@ -137,16 +137,16 @@ class GatewaySession:
         """Answer one request.
 
         Args:
-            show: Shows it to the transcript.
-            sampling_request: What it asks of its answer.
-            num_chars: Length of its prompt, as characters; of one that is given as tokens, 0.
+            show: Adds the request to the transcript.
+            sampling_request: Its sampling parameters.
+            num_chars: Length of its prompt in characters. 0 for a prompt of tokens.
 
         Returns:
-            The request as shown, its recorded answer, and its id.
+            The call as sent to the engine, its recorded answer, and its id.
 
         Raises:
-            RequestError: When it gets none.
-            asyncio.CancelledError: When its program has hung up; nothing is recorded.
+            RequestError: If the request is rejected or fails.
+            asyncio.CancelledError: If its program has disconnected. Nothing is recorded.
         """
         self._admit()
         self._num_open += 1
@@ -161,11 +161,11 @@ class GatewaySession:
         sampling_request: SamplingRequest,
         num_chars: int,
     ) -> tuple[ModelCall, Answer, str]:
-        """Answer one request that was admitted."""
+        """Answer one admitted request."""
         began = time.perf_counter()
         if num_chars > self._parts.max_context_tokens * MAX_CHARS_PER_TOKEN:
             self._overflowed = True
-            has = f"have {num_chars} characters, which are more"  # they are not even tokenized
+            has = f"have {num_chars} characters, which are more"  # such prompts are not tokenized
             raise context_overflow(self._parts.max_context_tokens, has)
         try:
             ask = await self._shown(show, num_chars)
@@ -183,7 +183,7 @@ class GatewaySession:
         return ask, answer, request.request_id
 
     async def _shown(self, show: Callable[[Transcript], ModelCall], num_chars: int) -> ModelCall:
-        """Show a request to the transcript; a long one on a thread."""
+        """Add a request to the transcript. A long one is processed in a thread."""
         async with self._at_transcript:
             if num_chars < HEAVY_CHARS:
                 return show(self._transcript)
@@ -192,17 +192,17 @@ class GatewaySession:
             try:
                 return await asyncio.shield(work)
             except asyncio.CancelledError:
-                # The thread has the transcript until it is done.
+                # The thread uses the transcript until it has finished.
                 with suppress(EpisodeError):
                     self._transcript.drop(await work)
                 raise
 
     def fail(self, error: EpisodeError) -> None:
-        """Take note of a failure that nothing makes good."""
+        """Record a permanent failure."""
         self._failures.setdefault(-1, error.failure())
 
     async def close(self) -> None:
-        """End what is in flight, and give the sessions back."""
+        """Stop the requests in flight and release the sessions."""
         self.closed = True
         in_flight = list(self._in_flight)
         for task in in_flight:
@@ -220,7 +220,7 @@ class GatewaySession:
             raise out_of_turns(self.limits.max_turns)
 
     def _request(self, ask: ModelCall, sampling_request: SamplingRequest) -> GenerateRequest:
-        """Return what the engine is asked."""
+        """Return the request to the engine."""
         parts, limits = self._parts, self.limits
         if not ask.token_ids:
             raise RequestError("there is no prompt", param="prompt")
@@ -247,7 +247,7 @@ class GatewaySession:
         )
 
     async def _generated(self, request: GenerateRequest, ask: ModelCall) -> GenerateResult:
-        """Generate, and take note of failures until the same is answered."""
+        """Generate, and keep a failure until an identical request succeeds."""
         try:
             result = await self._generate(request)
         except EpisodeError as e:
@@ -283,7 +283,7 @@ class GatewaySession:
             return await self._parts.engine.generate(request)
 
     async def _keep(self, session: str) -> None:
-        """Put a session last among those that are kept, and release the first of too many."""
+        """Move a session to the end of the kept sessions, and release the oldest of too many."""
         self._sessions.pop(session, None)
         self._sessions[session] = None
         if len(self._sessions) > max(KEPT_SESSIONS, self._num_open):
@@ -293,7 +293,7 @@ class GatewaySession:
                 await self._parts.engine.release(oldest)
 
     def _note(self, ask: ModelCall, answer: Answer, began: float) -> None:
-        """Add the turn, and to the one before how long the program took over it."""
+        """Add the turn, and set the duration of the previous turn's step."""
         self._overflowed = False
         if self.turns and self._answered_s is not None and began > self._answered_s:
             self.turns[-1] = replace(self.turns[-1], step_s=began - self._answered_s)
@@ -314,7 +314,7 @@ class GatewaySession:
 
 
 def _shown(ask: ModelCall) -> str:
-    """Return what was new in a request, as text."""
+    """Return the new part of a request, as text."""
     if ask.text is not None:
         return ask.text
     new = ask.messages[ask.num_known :]

@@ -1,21 +1,23 @@
-"""What a program asked and was answered in one episode, as exact token rows.
+"""The requests and answers of one episode of a program, as exact token rows.
 
     ask(messages) -> prompt -> engine -> record(result) -> answer -> ... -> ask(messages) ...
 
-Takes: whole conversations, as programs send them again with each request, and what the engine
-sampled. Gives: the prompt of each request, the answer as a message, and the samples for training.
-Never: encodes again what was sampled, calls an engine, or speaks HTTP.
+Takes: whole conversations, which programs send again with each request, and the sampled tokens.
+Gives: the prompt of each request, the answer as a message, and the samples for training. Never:
+encodes sampled text again, calls an engine, or uses HTTP.
 
-Messages lie in a tree. A request whose messages begin with a recorded conversation (each message
-equal, answers included) goes on from its tokens; where several do, from the longest:
+Messages form a tree. If a request begins with a recorded conversation (every message equal,
+including answers), it continues from the tokens of that conversation. If several match, the longest
+is used:
 
-- it extends that row when nothing has followed there yet;
-- else it is a branch (history rewritten after that point, or asked twice at once): a new sample
-  that begins with the same tokens, of which none counts as sampled a second time.
+- If nothing has followed there yet, the request extends that row.
+- Otherwise it is a branch (the history after that point is rewritten, or two requests are
+  concurrent). A branch is a new sample that begins with the same tokens. None of them counts as
+  sampled again.
 
-A request that goes on from nothing recorded (a sub-agent, a summary) begins a new sample with all
-its messages rendered. Either way the row holds the tokens that the engine was given and no others.
-What a request shows is recorded only with its answer: one that failed leaves no trace.
+A request that does not continue a recorded conversation (a sub-agent, a summary) begins a new
+sample with all its messages rendered. In each case the row has exactly the tokens that the engine
+received. A request is recorded only together with its answer. A failed request is not recorded.
 """
 
 from __future__ import annotations
@@ -32,33 +34,33 @@ from rollart_core.types import Message, Sample, TokenSpan, ToolSpec
 
 @dataclass(slots=True, eq=False)
 class _Branch:
-    """One line of conversation, with rows of its own."""
+    """One line of conversation, with its own rows."""
 
     index: int
     conversation: Conversation
-    """As far as it is recorded."""
+    """The recorded conversation."""
     earlier: dict[int, Conversation] = field(default_factory=dict)
-    """By the number of the row: as it was when the chat template began a new one."""
+    """Number of the row -> its conversation when the chat template began a new row."""
     newest: _End | None = None
     busy: bool = False
-    """True while a request extends it."""
+    """Whether a request currently extends it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _End:
-    """Right after an answer."""
+    """The position after an answer."""
 
     branch: _Branch
     mark: Mark
     text: str = ""
-    """Of a raw completion: prompt and answer."""
+    """For a raw completion: prompt and answer."""
 
     def source(self) -> Conversation:
-        """Return the conversation whose present row this lies in."""
+        """Return the conversation whose current row contains this position."""
         return self.branch.earlier.get(self.mark.row, self.branch.conversation)
 
     def leads_to(self, prompt: str | Sequence[int]) -> bool:
-        """Whether a raw prompt begins with what stands here."""
+        """Return whether a raw prompt begins with the text or tokens up to here."""
         if isinstance(prompt, str):
             return prompt.startswith(self.text)
         return self.source().begins(prompt, self.mark)
@@ -77,48 +79,48 @@ class ModelCall:
     """One request, from its prompt to its answer."""
 
     token_ids: list[int]
-    """What the engine is to be given."""
+    """The tokens for the engine."""
     room: int
-    """How many tokens the row may still grow by; below 1 there is none for an answer."""
+    """Number of tokens left in the row. Below 1, there is no space for an answer."""
     messages: list[Message]
-    """Those of the request; none for a raw completion."""
+    """The messages of the request. Empty for a raw completion."""
     num_known: int
-    """How many of them were recorded before."""
+    """Number of these messages that were already recorded."""
     branch: _Branch
     conversation: Conversation
-    """The branch's, with this request shown."""
+    """The conversation of the branch, including this request."""
     root: _Node | None = None
-    """Where those that were recorded before end; none for a raw completion."""
+    """The node of the last recorded message. None for a raw completion."""
     text: str | None = None
     """The prompt of a raw completion."""
     open: bool = True
-    """False once it is recorded or dropped."""
+    """False after it is recorded or dropped."""
 
     @property
     def session(self) -> int:
-        """Number of the branch: requests of one extend one another."""
+        """Number of the branch. Each request of a branch extends the previous one."""
         return self.branch.index
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the policy said to one request."""
+    """The policy's answer to one request."""
 
     message: Message
     result: GenerateResult
-    """As recorded: cut where a stop text ended it."""
+    """As recorded, cut at the stop text."""
     text: str
-    """All that it wrote, but for special tokens."""
+    """The whole text without special tokens."""
     turn: int
-    """Its number in the episode."""
+    """Index of the turn in the episode."""
 
 
 class Transcript:
-    """The token rows of one episode of a program; see the module.
+    """The token rows of one episode of a program. See the module docstring.
 
     Args:
-        tokenizer: The policy's.
-        max_context_tokens: Longest row.
+        tokenizer: The policy's tokenizer.
+        max_context_tokens: Maximum number of tokens of a row.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, *, max_context_tokens: int) -> None:
@@ -128,19 +130,20 @@ class Transcript:
         self._texts: list[_End] = []
         self._branches: list[_Branch] = []
         self.num_turns = 0
-        """Recorded answers."""
+        """Number of recorded answers."""
         self.messages: list[Message] = []
-        """The conversation of the last recorded request, its answer included."""
+        """The conversation of the last recorded request, including its answer."""
 
     def ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> ModelCall:
         """Return the prompt for a conversation.
 
         Args:
-            messages: All of it, as the program has it.
-            tools: What the policy may call; other tools make another conversation.
+            messages: The whole conversation, as the program sends it.
+            tools: The tools that the policy may call. Different tools make a different
+                conversation.
 
         Raises:
-            EnvironmentFailure: When the chat template does not take the messages, even folded.
+            EnvironmentFailure: If the chat template rejects the messages, even after folding.
         """
         messages = list(messages)
         root = self._roots.setdefault(json.dumps(tools, sort_keys=True) if tools else "", _Node())
@@ -159,12 +162,12 @@ class Transcript:
         return ask
 
     def ask_text(self, prompt: str | Sequence[int]) -> ModelCall:
-        """Return the prompt of a raw completion: a text, or its tokens."""
+        """Return the call for a raw completion: a text, or its tokens."""
         known = [end for end in self._texts if end.leads_to(prompt)]
         longest = max((end.mark.num_tokens for end in known), default=0)
         ends = [end for end in known if end.mark.num_tokens == longest]
         shown = max((end.text for end in ends), key=len, default="")
-        if isinstance(prompt, str):  # as many tokens may be another text
+        if isinstance(prompt, str):  # the same number of tokens may be a different text
             ends = [end for end in ends if end.text == shown]
         branch, conversation = self._from(ends)
         if isinstance(prompt, str):
@@ -176,16 +179,17 @@ class Transcript:
         return ask
 
     def record(self, ask: ModelCall, result: GenerateResult, *, stop: Sequence[str] = ()) -> Answer:
-        """Take what the policy sampled for a request.
+        """Record the sampled tokens of a request.
 
         Args:
-            ask: The request; recorded at most once.
-            result: What was sampled.
-            stop: Texts that end an answer: the tokens after the one that completes the first of
-                them are not part of it; its text is cut before.
+            ask: The request. Recorded at most once.
+            result: The sampled tokens.
+            stop: Texts that end an answer. The tokens after the one that completes the first stop
+                text are removed. The text is cut before the stop text.
 
         Raises:
-            InferenceFailure: When logprobs or spans do not cover the tokens; then it is dropped.
+            InferenceFailure: If logprobs or spans do not cover the tokens. The request is then
+                dropped.
         """
         assert ask.open, "recorded or dropped before"
         result, cut = self._stopped(result, stop)
@@ -211,18 +215,18 @@ class Transcript:
         return answer
 
     def drop(self, ask: ModelCall) -> None:
-        """Forget a request that has no answer; one that is recorded stays."""
+        """Drop a request without an answer. A recorded request is kept."""
         if ask.open:
             ask.open = ask.branch.busy = False
 
     def samples(self) -> tuple[Sample, ...]:
-        """Return the samples of all branches, in the order in which these began."""
+        """Return the samples of all branches, in the order of their start."""
         return tuple(s for branch in self._branches for s in branch.conversation.samples())
 
     def _from(
         self, ends: Sequence[_End], tools: Sequence[ToolSpec] = ()
     ) -> tuple[_Branch, Conversation]:
-        """Return a branch to go on with after one of these ends, and a conversation to show in."""
+        """Return a branch that continues one of these ends, and its conversation."""
         for end in ends:
             if end.branch.newest is end and not end.branch.busy:
                 return end.branch, end.branch.conversation.copy()
@@ -235,7 +239,7 @@ class Transcript:
         return _Branch(-1, conversation), conversation.copy()
 
     def _asked(self, branch: _Branch, conversation: Conversation) -> ModelCall:
-        """Return the request, now that it is shown."""
+        """Return the call after the request was added."""
         if branch.index < 0:
             branch.index = len(self._branches)
             self._branches.append(branch)
@@ -244,7 +248,7 @@ class Transcript:
         return ModelCall(prompt, room, [], 0, branch, conversation)
 
     def _end(self, ask: ModelCall, message: Message, text: str) -> None:
-        """Remember where the conversation stands, for requests that go on from here."""
+        """Store the end of the conversation, for requests that continue it."""
         branch = ask.branch
         if ask.root is None:
             assert ask.text is not None
@@ -260,13 +264,13 @@ class Transcript:
     def _stopped(
         self, result: GenerateResult, stop: Sequence[str]
     ) -> tuple[GenerateResult, str | None]:
-        """Return the result up to the first stop text, and the text before that; None: no cut."""
+        """Return the result up to the first stop text, and the text before it. None if not cut."""
         whole = self._tokenizer.decode(result.token_ids, skip_special_tokens=True) if stop else ""
         found = [text for text in stop if text in whole]
         if not found:
             return result, None
         low, high = 1, len(result.token_ids)
-        while low < high:  # the fewest tokens whose text holds one of them
+        while low < high:  # the fewest tokens whose text contains a stop text
             middle = (low + high) // 2
             text = self._tokenizer.decode(result.token_ids[:middle], skip_special_tokens=True)
             low, high = (low, middle) if any(s in text for s in found) else (middle + 1, high)
@@ -276,7 +280,7 @@ class Transcript:
 
 
 def _before(message: Message, text: str, stop: Sequence[str]) -> Message:
-    """Return a message whose text was cut before a stop text; calls before that stay."""
+    """Return a message whose text is cut before a stop text. Calls before it are kept."""
     if "tool_calls" not in message:
         return Message(role="assistant", content=text)
     content = message["content"]
@@ -301,7 +305,7 @@ def _cut(result: GenerateResult, num_tokens: int) -> GenerateResult:
 
 
 def _key(message: Message) -> Hashable:
-    """Return what makes a message the same one when a program sends it again."""
+    """Return the key by which a message is recognized when a program sends it again."""
     if len(message) == 2:
         return message["role"], message["content"]
     calls = message.get("tool_calls")
@@ -320,7 +324,7 @@ def _key(message: Message) -> Hashable:
 
 
 def _arguments_key(arguments: str) -> str:
-    """Return the arguments in one spelling: programs read them and write them anew."""
+    """Return the arguments in a canonical form, because programs parse and serialize them again."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):

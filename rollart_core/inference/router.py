@@ -1,20 +1,21 @@
-"""Many engines as one: which of them answers a request, and where it goes if that engine dies.
+"""The router: selects the engine of each request, and retries if that engine dies.
 
     a session's first turn:  siblings' engine, else pool by share -> engine by load   (or stolen)
-    its later turns:         the same engine, until that closes (moved) or queues while another
-                             idles and computing its prompt again is the shorter wait (stolen)
+    its later turns:         the same engine, until it closes (moved), or until it queues and
+                             another idle engine recomputes the prompt sooner (stolen)
 
 Takes: the engines of a run, which may join, leave and die, and the shares of a placement. Gives:
-``generate``, that a session's KV cache, the shares and the engines' load decide about. Never:
-samples or batches. The policy (:class:`Routes`) does no I/O, reads no clock and calls no engine.
+``generate``, routed by a session's KV cache, the shares and the engines' load. Never: samples or
+batches. The routing policy (:class:`Routes`) does no I/O, reads no clock and calls no engine.
 
-Shares are kept by deficit counters, one per environment and pool: each new session adds a pool's
-share to its counter and takes 1 from the pool it is planned for, which is always the one furthest
-behind (Shreedhar and Varghese 1996, doi:10.1109/90.502236, with trajectories for bytes).
+Deficit counters enforce the shares, one per environment and pool. Each new session adds every
+pool's share to its counter and subtracts 1 from the planned pool, which is always the one with the
+largest deficit (Shreedhar and Varghese 1996, doi:10.1109/90.502236, with trajectories instead of
+bytes).
 
-An engine that dies while it works on a request has given nothing back yet: the request goes to
-another engine once, with the same ``sampling_key``. More often it does not, since a request may be
-what kills engines.
+If an engine dies during a request, it has returned nothing. The request goes to another engine
+once, with the same ``sampling_key``. It is not retried again, because a request may be the cause of
+the deaths.
 """
 
 from __future__ import annotations
@@ -36,64 +37,65 @@ from rollart_core.contracts.inference import (
 from rollart_core.errors import EngineDied, EnginesLost, InferenceFailure, WorkerDied
 
 LOOK_EVERY_S = 1.0
-"""How often engines are asked what they have to do."""
+"""Interval between two reads of the engines' statistics, in seconds."""
 LOAD_LIMIT_S = 120.0
 DRAIN_S = 60.0
 
 KV_FULL = 0.95
-"""An engine whose KV cache is fuller than this evicts: it gets new sessions last."""
+"""An engine with a higher KV cache usage evicts entries. It gets new sessions last."""
 MIN_GAIN = 2.0
-"""A session moves in mid-episode when it would wait this many times what its prompt takes."""
+"""A session moves during an episode if it would wait this many times longer than its prompt takes
+to compute."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class EngineState:
-    """An engine and how much it has to do."""
+    """An engine and its load."""
 
     engine: InferenceEngine
     num_running: int = 0
-    """Requests sent and not answered."""
+    """Requests sent but not yet answered."""
     num_sessions: int = 0
     num_turns: int = 0
-    """Requests answered."""
+    """Answered requests."""
     open: bool = True
-    """Whether it takes requests; an engine that is down or leaves does not."""
+    """Whether it accepts requests. False if the engine is down or leaving."""
     num_waiting: int = 0
-    """Requests in the engine's own queue, when it was last looked at."""
+    """Requests in the engine's own queue at the last read of its statistics."""
     kv_used: float = 0.0
     prefill_tokens_per_s: float = 0.0
-    """While busy, between the last two looks; a lower bound. 0: not known."""
+    """Rate while busy between the last two reads, a lower bound. 0 if unknown."""
     turns_per_s: float = 0.0
     num_turns_before: int = 0
-    """When it was last looked at."""
+    """``num_turns`` at the last read."""
     was_idle: bool = False
     last: EngineStats | None = None
 
     @property
     def pool(self) -> str:
-        """Where the engine is."""
+        """The pool of the engine."""
         return self.engine.pool
 
     @property
     def idle(self) -> bool:
-        """True when nothing was asked of it since it was last looked at, and nothing is queued."""
+        """True if it got no request since the last read and has no queue."""
         quiet = not self.num_running and self.num_turns == self.num_turns_before
         return self.open and self.was_idle and quiet
 
     @property
     def queues(self) -> bool:
-        """True when it had more to do than it can do at once."""
+        """True if it had more requests than it can run concurrently."""
         return self.num_waiting > 0 or self.kv_used >= KV_FULL
 
     @property
     def load(self) -> tuple[bool, int, int]:
-        """Smaller is better."""
+        """Sort key of the load. Smaller is better."""
         return self.kv_used >= KV_FULL, self.num_sessions + self.num_waiting, self.num_running
 
     def look(self, stats: EngineStats, since_s: float) -> None:
-        """Take note of what the engine says, ``since_s`` seconds after it was last asked."""
+        """Record the engine's statistics, ``since_s`` seconds after the last read."""
         last, self.last = self.last, stats
         self.num_waiting, self.kv_used = stats.num_waiting, stats.kv_used
         self.was_idle = not (self.num_running or stats.num_running or stats.num_waiting)
@@ -108,7 +110,7 @@ class EngineState:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Siblings: where they are, and which pool their share was planned for."""
+    """The sessions of one group: their engine and their planned pool."""
 
     state: EngineState
     pool: str | None
@@ -117,21 +119,22 @@ class _Group:
 
 @dataclass(slots=True)
 class RouteCounts:
-    """What happened besides plain routing."""
+    """Counters of routing events."""
 
     num_sessions: int = 0
     num_moved: int = 0
-    """Sessions that went on elsewhere, since their engine closed."""
+    """Sessions that continued on another engine because theirs closed."""
     num_stolen: int = 0
-    """Sessions on another pool or engine than was planned, since that one queued and this idled."""
+    """Sessions on another pool or engine than planned, because the planned one queued and the other
+    was idle."""
     recomputed_tokens: int = 0
-    """Prompt tokens that a moved or stolen session had in a cache it left."""
+    """Prompt tokens in the previous cache of moved or stolen sessions."""
     by_pool: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Env id -> pool -> sessions that began there."""
+    """Env id -> pool -> number of sessions that began there."""
 
 
 class Routes:
-    """The states of the engines, and which session is on which; see the module."""
+    """The states of the engines and the engine of each session. See the module docstring."""
 
     def __init__(self) -> None:
         self.engine_states: list[EngineState] = []
@@ -143,16 +146,16 @@ class Routes:
         self._group_of: dict[str, str] = {}
 
     def plan(self, shares: Mapping[str, Mapping[str, float]]) -> None:
-        """Follow these shares (env id -> pool -> share) from now on; sessions stay where they are.
+        """Use new shares (env id -> pool -> share). Sessions keep their engine.
 
-        An environment that is not in them goes wherever there is least to do, and so does one whose
-        pools have no open engine.
+        An environment without shares, or whose pools have no open engine, uses the engine with the
+        least load.
         """
         self._shares = {env: dict(pools) for env, pools in shares.items()}
         self._credits.clear()
 
     def state(self, request: GenerateRequest) -> EngineState | None:
-        """Return where a request goes, and remember it for its session; None: nothing is open."""
+        """Return the engine of a request, or None if none is open. Record it for the session."""
         now = self.sessions.get(request.session_id)
         if now is None:
             return self._begin(request)
@@ -161,7 +164,7 @@ class Routes:
         return self._steal_turn(request, now) or now
 
     def release(self, session_id: str) -> EngineState | None:
-        """Forget a session; returns where it was."""
+        """Remove a session and return its engine."""
         state = self.sessions.pop(session_id, None)
         if state is None:
             return None
@@ -175,11 +178,11 @@ class Routes:
         return state
 
     def remove(self, state: EngineState) -> None:
-        """Take an engine away; its sessions get another one with their next request."""
+        """Remove an engine. Its sessions get another one at their next request."""
         state.open = False
         self.engine_states.remove(state)
 
-    # A session begins
+    # Start of a session
 
     def _begin(self, request: GenerateRequest) -> EngineState | None:
         group = self._groups.get(request.group_id) if request.group_id else None
@@ -211,9 +214,9 @@ class Routes:
             self._group_of[request.session_id] = request.group_id
 
     def _choose(self, planned: str | None) -> EngineState | None:
-        """Return the least loaded engine of a pool; an idle one elsewhere if that pool queues.
+        """Return the least loaded engine of a pool, or an idle engine elsewhere if the pool queues.
 
-        ``planned`` None, or without an open engine, means any pool.
+        If ``planned`` is None or has no open engine, any pool is allowed.
         """
         everywhere = [state for state in self.engine_states if state.open]
         there = [state for state in everywhere if state.pool == planned] or everywhere
@@ -234,7 +237,7 @@ class Routes:
         return max(shares, key=lambda pool: credit.get(pool, 0.0) + shares[pool])
 
     def _charge(self, env_id: str, pool: str | None) -> None:
-        """Give every open pool its share of one session, and take one from ``pool``."""
+        """Add every open pool's share of one session, and subtract one from ``pool``."""
         if pool is None:
             return
         credit = self._credits.setdefault(env_id, {})
@@ -243,9 +246,9 @@ class Routes:
         credit[pool] = credit.get(pool, 0.0) - 1.0
 
     def _open_shares(self, env_id: str) -> Iterator[tuple[str, float]]:
-        """Yield pools that have an open engine with their shares, which add up to 1.
+        """Yield the pools with an open engine and their shares, which add up to 1.
 
-        A pool that is away earns nothing meanwhile: it is not flooded when it is back.
+        A pool without an open engine gains no deficit, so that its return does not flood it.
         """
         shares = self._shares.get(env_id)
         if not shares:
@@ -256,10 +259,10 @@ class Routes:
             if pool in pools and share > 0:
                 yield pool, share / total
 
-    # A session goes on elsewhere
+    # Moves of a session
 
     def _move(self, request: GenerateRequest, old: EngineState) -> EngineState | None:
-        """Move a session whose engine closed; its siblings follow with their next requests."""
+        """Move a session whose engine closed. Its siblings follow at their next requests."""
         group = self._groups.get(self._group_of.get(request.session_id, ""))
         if group is not None and group.state.open:
             new: EngineState | None = group.state
@@ -273,7 +276,7 @@ class Routes:
         return new
 
     def _steal_turn(self, request: GenerateRequest, now: EngineState) -> EngineState | None:
-        """Return the idle engine that would be done sooner with a session's next turn, if any."""
+        """Return the idle engine that would finish a session's next turn sooner, if any."""
         if not now.num_waiting:
             return None
         idle = next((state for state in self.engine_states if state.idle), None)
@@ -291,26 +294,26 @@ class Routes:
 
 
 def worth_moving(num_tokens: int, queueing: EngineState, idle: EngineState) -> bool:
-    """Return whether a prompt is computed anew on an idle engine well before its turn comes here.
+    """Return whether an idle engine recomputes a prompt well before its turn in the queue.
 
     Args:
-        num_tokens: Of the prompt.
-        queueing: Where its KV cache is.
-        idle: Where nothing else waits.
+        num_tokens: Tokens of the prompt.
+        queueing: The engine with its KV cache.
+        idle: The idle engine.
     """
     rate = idle.prefill_tokens_per_s or queueing.prefill_tokens_per_s
     if not rate or not queueing.turns_per_s:
-        return False  # not known yet what either costs
+        return False  # the costs are not known yet
     wait_s = queueing.num_waiting / queueing.turns_per_s
     return wait_s > MIN_GAIN * num_tokens / rate
 
 
 class Router:
-    """Spreads sessions over engines; see the module.
+    """Distributes sessions over engines. See the module docstring.
 
     Args:
-        engines: The first ones, started.
-        load_limit_s: An engine that has not loaded new weights after this long is treated as dead.
+        engines: The initial engines, already started.
+        load_limit_s: Time limit to load new weights. An engine that exceeds it is treated as dead.
     """
 
     def __init__(
@@ -325,36 +328,36 @@ class Router:
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
         self.on_lost: Callable[[EnginesLost], None] | None = None
-        """Called when every engine is gone and none comes back."""
+        """Called when all engines are permanently lost."""
         for engine in engines:
             self._take_in(engine)
 
     @property
     def engines(self) -> list[InferenceEngine]:
-        """Those there are, also while they are down."""
+        """All engines, including those that are down."""
         return [state.engine for state in self._routes.engine_states]
 
     @property
     def engine_states(self) -> Sequence[EngineState]:
-        """The engines with what they have to do."""
+        """The engines with their load."""
         return tuple(self._routes.engine_states)
 
     @property
     def counts(self) -> RouteCounts:
-        """What was moved and stolen so far."""
+        """The counters of moved and stolen sessions."""
         return self._routes.counts
 
     def place(self, placement: Placement) -> None:
-        """Follow a placement from now on; sessions that have begun stay where they are."""
+        """Use a placement from now on. Running sessions keep their engine."""
         self._routes.plan(placement.engines)
 
     # Requests
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Generate on the engine that holds the session, or on the one that is its turn.
+        """Generate on the engine of the session, or on a newly selected engine.
 
         Raises:
-            InferenceFailure: When it cannot be answered, or two engines died over it.
+            InferenceFailure: If the request cannot be answered, or two engines died during it.
         """
         state = self._routes.sessions.get(request.session_id)
         if state is None or not state.open or state.num_waiting:
@@ -365,7 +368,7 @@ class Router:
             return await self._generate_on(await self._state(request), request)
 
     async def release(self, session_id: str) -> None:
-        """Forget a session everywhere."""
+        """Release a session on its engine."""
         state = self._routes.release(session_id)
         if state is not None:
             await state.engine.release(session_id)
@@ -381,10 +384,10 @@ class Router:
             state.num_running -= 1
             state.num_turns += 1
             if not state.open:
-                self._changed.set()  # somebody may wait for it to be empty
+                self._changed.set()  # a caller may wait until it has no requests
 
     async def _state(self, request: GenerateRequest) -> EngineState:
-        """Wait until an engine is open and take it."""
+        """Wait until an engine is open and reserve it."""
         before = self._routes.sessions.get(request.session_id)
         while (state := self._routes.state(request)) is None:
             if self._lost:
@@ -397,13 +400,13 @@ class Router:
     # Weights
 
     async def load_weights(self, policy_version: int) -> list[WeightSwap]:
-        """Swap every engine to a version; returns when all that are up hold it.
+        """Swap every engine to a version. Return when all engines that are up have it.
 
-        One that dies meanwhile, or takes longer than ``load_limit_s``, is not waited for: it loads
-        the newest version when it is back, before it gets any request.
+        Do not wait for an engine that dies meanwhile or exceeds ``load_limit_s``. After its restart
+        it loads the newest version before it gets requests.
 
         Raises:
-            EnginesLost: When every engine is gone for good.
+            EnginesLost: If every engine is permanently lost.
         """
         self._newest = policy_version
         self.check()
@@ -423,17 +426,17 @@ class Router:
             return None
 
     def check(self) -> None:
-        """Raise EnginesLost when every engine is gone for good."""
+        """Raise EnginesLost if every engine is permanently lost."""
         if self._lost:
             raise EnginesLost(self._exit_reason())
 
-    # Engines come and go
+    # Engines join and leave
 
     async def add(self, engine: InferenceEngine) -> None:
-        """Take in a started engine: it loads the newest weights, and only then gets requests.
+        """Add a started engine. It loads the newest weights before it gets requests.
 
         Raises:
-            EngineDied: When it dies over that.
+            EngineDied: If it dies while loading.
         """
         loaded = None
         while loaded != self._newest:
@@ -443,21 +446,22 @@ class Router:
                 await engine.load_weights(loaded)
             except LookupError:
                 if loaded == self._newest:
-                    raise  # else: overtaken meanwhile
+                    raise  # else: a newer version was published meanwhile
         self._take_in(engine)
         self._changed.set()
 
     async def remove(self, engine: InferenceEngine, *, drain_s: float = DRAIN_S) -> bool:
-        """Send an engine no more requests and wait until it has answered those it has.
+        """Send no more requests to an engine and wait until it has answered the current ones.
 
-        Its sessions go on elsewhere with their next turn, where their KV is computed again. The
-        caller closes the engine.
+        At their next turn, its sessions continue on another engine, which recomputes their KV
+        cache. The caller closes the engine.
 
         Returns:
-            False when some requests were not answered within ``drain_s``; closing it fails them.
+            False if some requests were not answered within ``drain_s``. Closing the engine fails
+            them.
 
         Raises:
-            ValueError: When it is the last one.
+            ValueError: If it is the last engine.
         """
         state = next(state for state in self._routes.engine_states if state.engine is engine)
         if len(self._routes.engine_states) == 1:
@@ -477,12 +481,12 @@ class Router:
         return [stats for stats in found if stats is not None]
 
     def watch(self) -> None:
-        """Ask engines what they have to do, at intervals, until ``close``."""
+        """Read the engines' statistics at intervals, until ``close``."""
         if self._looking is None:
             self._looking = asyncio.create_task(self._look(), name="router looks at engines")
 
     async def close(self) -> None:
-        """End what goes on in the background; the engines are the caller's."""
+        """Stop the background tasks. The caller closes the engines."""
         tasks = [*self._tasks, *([self._looking] if self._looking else [])]
         self._looking = None
         for task in tasks:
@@ -507,10 +511,10 @@ class Router:
 
     def _exit_reason(self) -> str:
         whys = {getattr(engine, "why_lost", "") or "gone" for engine in self.engines}
-        return f"no inference engine is left and none comes back: {'; '.join(sorted(whys))}"
+        return f"no inference engine is left and none will restart: {'; '.join(sorted(whys))}"
 
     async def _next_change(self) -> None:
-        """Wait until an engine opens, closes or has answered its last."""
+        """Wait until an engine opens, closes or has answered its last request."""
         self._changed.clear()
         await self._changed.wait()
 
@@ -531,7 +535,7 @@ class Router:
 
 
 def combined(stats: Sequence[EngineStats]) -> EngineStats:
-    """Return the counters of several engines as those of one: sums, and means of shares."""
+    """Return the combined counters of several engines: sums, and means of shares."""
     if len(stats) == 1:
         return stats[0]
     sums = {
@@ -555,7 +559,7 @@ async def _look_at(state: EngineState, since_s: float) -> None:
 
 
 async def _or_none(work: Awaitable[T]) -> T | None:
-    """Return what an engine answers soon, or None: it may be about to be found dead."""
+    """Return the result of an engine, or None if it does not answer soon. It may be dead."""
     try:
         async with asyncio.timeout(LOOK_EVERY_S):
             return await work

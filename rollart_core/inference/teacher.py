@@ -1,11 +1,11 @@
-"""A teacher's word on what the policy wrote: the logprob it gives to each sampled token.
+"""The teacher: computes its logprob of each token that the policy sampled.
 
     run_episode --> trajectory --> Teacher: each sample to an engine that scores --> trajectory with
                                                                        ``teacher_logprobs`` [T]
 
-Takes: trajectories that did not fail, and inference engines that hold the teacher. Gives: the same
-trajectories, their samples with the signal. Never: lets a teacher that cannot answer pass for one
-that found a token unlikely: then the episode has failed, with a type, and is retried.
+Takes: trajectories that did not fail, and inference engines with the teacher model. Gives: the same
+trajectories with the signal in their samples. Never: treats a failure of the teacher as a low
+logprob. The episode then fails with a type and is retried.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rollart_core.types import Sample, Ticket, Trajectory
 
 SIGNAL = "teacher_logprobs"
 RETRY_S = 1.0
-"""Between two tries while the teacher's engine is being started again."""
+"""Seconds between two attempts while the teacher's engine restarts."""
 
 RunEpisode = Callable[[Ticket, int], Awaitable[Trajectory]]
 
 
 class TeacherEngines:
-    """Scores trajectories, whole ones at once, on the engine that has the least to do.
+    """Scores trajectories. Each sample goes to the engine with the least load.
 
     Args:
-        engines: Started, one at least.
-        temperature: What the policy samples at: the teacher is asked at the same.
-        limit_s: Longest time for one trajectory, restarts of an engine included.
+        engines: Started engines, at least one.
+        temperature: The policy's sampling temperature. The teacher uses the same.
+        limit_s: Maximum seconds for one trajectory, including restarts of an engine.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TeacherEngines:
         self._numbers = count()
 
     def after(self, run_episode: RunEpisode) -> RunEpisode:
-        """Return one that runs an episode and has the teacher speak of it."""
+        """Return a function that runs an episode and then scores it with the teacher."""
 
         async def run_and_judge(ticket: Ticket, start_version: int) -> Trajectory:
             return await self.judge(await run_episode(ticket, start_version))
@@ -56,7 +56,7 @@ class TeacherEngines:
         return run_and_judge
 
     async def judge(self, trajectory: Trajectory) -> Trajectory:
-        """Return a trajectory with the signal; a failed one as it is, or failed if this fails."""
+        """Return a trajectory with the signal. If scoring fails, the trajectory is failed."""
         if trajectory.failure is not None:
             return trajectory
         try:
@@ -96,12 +96,12 @@ class TeacherEngines:
             except EngineDied:
                 if self._engines[which].health == "lost":
                     raise
-                await asyncio.sleep(RETRY_S)  # it comes back; the time limit holds
+                await asyncio.sleep(RETRY_S)  # the engine restarts; the time limit still applies
             finally:
                 self._busy[which] -= 1
         if len(scores) != len(request.positions) or not np.isfinite(scores).all():
             raise InferenceFailure(
-                f"the teacher answered {len(scores)} logprobs, or some that are not finite, for "
+                f"the teacher returned {len(scores)} logprobs, or some that are not finite, for "
                 f"{len(request.positions)} tokens",
                 boundary="teacher",
             )

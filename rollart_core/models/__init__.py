@@ -1,1 +1,1 @@
-"""The models room."""
+"""Models: tokenizers, chat templates, tool calls and weights. No module here trains."""

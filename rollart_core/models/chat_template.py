@@ -1,7 +1,7 @@
-"""Chat templates: messages to text, and what a template puts between two turns.
+"""Chat templates: render messages as text, and find the text between two turns.
 
-Takes: a Jinja template as Hugging Face models ship them. Gives: :class:`ChatTemplate`. Never:
-tokenizes, imports transformers, or runs a template outside Jinja's sandbox.
+Takes: a Jinja template of a Hugging Face model. Gives: :class:`ChatTemplate`. Never: tokenizes,
+imports transformers, or runs a template outside Jinja's sandbox.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _PLAIN_FACTS = frozenset(["role", "content", "first", "last", "index", "index0",
 
 
 class TemplateRefusal(ValueError):
-    """The template does not take this sequence of messages (many want strict alternation)."""
+    """The template rejects this sequence of messages (many require strict alternation)."""
 
 
 class ChatTemplate:
     """One compiled chat template.
 
     Args:
-        source: Jinja source, with the variables and filters Hugging Face templates may use.
-        special_tokens: Text of ``bos_token``, ``eos_token`` and the like.
+        source: Jinja source, with the variables and filters of Hugging Face templates.
+        special_tokens: Texts of ``bos_token``, ``eos_token`` and other special tokens.
 
     Raises:
-        ValueError: When the source is no Jinja template.
+        ValueError: If the source is not a valid Jinja template.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -56,10 +56,10 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(plain)
         except TemplateError as e:
-            raise ValueError(f"the chat template is no Jinja template: {e}") from e
+            raise ValueError(f"the chat template is not a valid Jinja template: {e}") from e
         self.is_plain = _is_plain(environment.parse(plain))
-        """Contents are put out as they are and nothing else is asked of them, so that what stands
-        around them follows from the roles alone (proven from the syntax tree, not guessed)."""
+        """Whether the template only copies the contents, so that the text around them depends only
+        on the roles (derived from the syntax tree)."""
         self._pieces_after = lru_cache(maxsize=4096)(self._find_pieces_after)
 
     def render(
@@ -71,13 +71,13 @@ class ChatTemplate:
         """Return the messages as text.
 
         Args:
-            messages: The conversation. Arguments of tool calls are text, as on the wire; the
-                template gets them as objects, which is what templates are written for.
-            add_generation_prompt: Whether the policy's next message is to be begun.
-            tools: What the policy may call; a template that knows no tools leaves them out.
+            messages: The conversation. Arguments of tool calls are text, as in the API. The
+                template receives them as objects, as templates expect.
+            add_generation_prompt: Whether to append the start of the policy's next message.
+            tools: The tools that the policy may call. A template without tool support omits them.
 
         Raises:
-            TemplateRefusal: When the template does not take them.
+            TemplateRefusal: If the template rejects the messages.
         """
         from jinja2 import TemplateError
 
@@ -94,7 +94,7 @@ class ChatTemplate:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether tools that are given appear in the text."""
+        """Whether the template renders tools."""
         messages = [Message(role="user", content="?")]
         probe = "probe_of_tools"
         schema = {"type": "object", "properties": {}}
@@ -116,24 +116,24 @@ class ChatTemplate:
         tools: Sequence[ToolSpec] | None = None,
         stop_text: str = "",
     ) -> tuple[str, str] | None:
-        """Return what follows the action when later messages and a generation prompt are added.
+        """Return the text after the action when later messages and a generation prompt are added.
 
         Args:
-            prompt: The rendering of ``messages[:action_index]`` with a generation prompt; not
-                looked at (and given back empty) when the template :attr:`is_plain`.
+            prompt: The rendering of ``messages[:action_index]`` with a generation prompt; ignored
+                (and returned empty) if the template :attr:`is_plain`.
             messages: The whole conversation.
-            action_index: Where in it the newest action of the policy is: as the text that it
-                wrote, or with ``tool_calls``, which a template may write otherwise than it did.
-            tools: What the policy may call.
-            stop_text: The token that ends a message of the policy. When given, the end of an
-                action that the template writes in its own way is known by it.
+            action_index: Index of the policy's newest action. It is the generated text, or has
+                ``tool_calls``, which a template may render in a different way.
+            tools: The tools that the policy may call.
+            stop_text: The token that ends a message of the policy. If set, it marks the end of an
+                action that the template renders in a different way.
 
         Returns:
-            The text from the end of the action on, and the new prompt; None when the template does
-            not merely append (it rewrites history, or strips part of the action).
+            The text after the action, and the new prompt. None if the template does not only append
+            (it rewrites the history, or strips a part of the action).
 
         Raises:
-            TemplateRefusal: When the template does not take the messages.
+            TemplateRefusal: If the template rejects the messages.
         """
         action = messages[action_index]["content"]
         if self.is_plain:
@@ -161,7 +161,7 @@ class ChatTemplate:
         return None
 
     def _find_pieces_after(self, roles: tuple[str, ...], action_index: int) -> list[str] | None:
-        """Return the text between the contents from the action on; None when not appended."""
+        """Return the texts between the contents after the action. None if not appended."""
         before = self._pieces(roles[:action_index])
         after = self._pieces(roles)
         if before is None or after is None or after[: action_index + 1] != before:
@@ -169,7 +169,7 @@ class ChatTemplate:
         return after[action_index + 1 :]
 
     def _pieces(self, roles: tuple[str, ...]) -> list[str] | None:
-        """Return the text before, between and after the contents; None when some are left out."""
+        """Return the texts before, between and after the contents. None if contents are omitted."""
         marks = [f"\x00{i}\x00" for i in range(len(roles))]
         messages = [Message(role=r, content=m) for r, m in zip(roles, marks, strict=True)]
         text = self.render(messages, add_generation_prompt=True)
@@ -180,10 +180,10 @@ class ChatTemplate:
 
 
 def fold(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages for a template that wants ``user, assistant, user, ...`` and no system.
+    """Return the messages for a template that requires ``user, assistant, user, ...`` only.
 
-    Neighbours of the policy's side of the talk are left alone; all others are joined into one user
-    message by blank lines.
+    Messages of the policy are unchanged. Adjacent other messages are joined into one user message,
+    separated by blank lines.
     """
     folded: list[Message] = []
     for message in messages:
@@ -199,7 +199,7 @@ def fold(messages: Sequence[Message]) -> list[Message]:
 
 
 def _for_template(message: Message) -> dict[str, object]:
-    """Return the message with the arguments of its calls as objects where they are JSON."""
+    """Return the message with the arguments of its calls as objects, if they are JSON."""
     calls = []
     for call in message["tool_calls"]:
         arguments: object = call["function"]["arguments"]
@@ -210,7 +210,7 @@ def _for_template(message: Message) -> dict[str, object]:
 
 
 def _is_plain(tree: nodes.Template) -> bool:
-    """Tell whether the text around the contents follows from the roles alone."""
+    """Return whether the text around the contents depends only on the roles."""
     targets = {node.target.name for node in _find(tree, "For") if hasattr(node.target, "name")}
     return all(
         type(node).__name__ in _PLAIN_NODES and _is_plain_use(node, parents, targets)
@@ -253,13 +253,13 @@ def _find(tree: nodes.Template, kind: str) -> Iterator[nodes.For]:
 
 
 def _without_generation(tag: re.Match[str]) -> str:
-    """Turn the tag that marks the assistant's words for transformers into one that does nothing."""
+    """Replace the tag that marks assistant tokens for transformers with one without effect."""
     return f"{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}"
 
 
 @lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Return the Jinja environment that Hugging Face templates are written for."""
+    """Return a Jinja environment that is compatible with Hugging Face templates."""
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -1,9 +1,9 @@
-"""Low-rank adapters as they travel, and the weight that one makes of a base's.
+"""Low-rank adapters: their tensors in transfer, and the merge into a base weight.
 
-    trainer: A, scale * B  -- weight channel -->  engine: W + (scale * B) A, of a base it has itself
+    trainer: A, scale * B  -- weight channel -->  engine: W + (scale * B) A, with its own base
 
-(arXiv:2106.09685, equation 3.) Takes: tensors. Gives: names, and a whole weight. Never: trains, or
-needs peft.
+(arXiv:2106.09685, equation 3.) Takes: tensors. Gives: tensor names, and a merged weight. Never:
+trains, or imports peft.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 A, B = ".lora_A.weight", ".lora_B.weight"
-"""``model.layers.0.mlp.up_proj`` + this is the name of an adapter's tensor: ``[rank, in]`` and, the
-scale ``alpha / rank`` within it, ``[out, rank]``."""
+"""Suffixes of adapter tensors, for example after ``model.layers.0.mlp.up_proj``. A is ``[rank,
+in]``. B is ``[out, rank]`` and includes the scale ``alpha / rank``."""
 
 
 def merge(weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
@@ -22,6 +22,6 @@ def merge(weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
     Args:
         weight: ``[out, in]``, of any dtype.
         down: ``[rank, in]`` float32.
-        up: ``[out, rank]`` float32, with the scale.
+        up: ``[out, rank]`` float32, including the scale.
     """
     return torch.addmm(weight.float(), up, down)

@@ -1,21 +1,22 @@
-"""A model from nothing: a small Qwen3-architecture model and a tokenizer trained on given text.
+"""New models: a small Qwen3-architecture model and a tokenizer trained on given text.
 
 Takes: texts and :class:`rollart_core.config.model.NewModel`. Gives: a model folder that
-transformers loads. Never: imports torch or transformers (weights are drawn with numpy and written
-as safetensors), and never iterates a set, so that the same input gives the same bytes.
+transformers loads. Never: imports torch or transformers (numpy draws the weights and safetensors
+writes them), or iterates a set, so that the same input gives the same bytes.
 
-The tokenizer is made for tiny models that must copy words token by token:
+The tokenizer is designed for tiny models that copy words token by token:
 
-* A word is the same token wherever it stands. The normaliser turns the one space between two words
-  into a mark at the head of the second, and puts the same mark at the head of every other word, so
-  that ``red`` in ``click[red]``, in ``a red shirt`` and at the start of a line is one and the same
-  token. The decoder writes the mark as a space after a word character, else as nothing. The text
-  comes back exactly (but for the mark itself, U+001F, which is dropped). Plain byte-level BPE gives
-  ``red`` and `` red`` two unrelated tokens; a token for each space would cost half as many again.
-* Digits and square brackets stand alone, so that ``]`` ends a copied value in one way only; tags
-  in capitals, such as `` [SEP] ``, may become one token.
-* Three template tokens a turn: ``observation <|assistant|> action <|end|> observation ...``. Only a
-  first message, or one that follows another of the same side, needs ``<|user|>``.
+* A word is the same token in every position. The normalizer replaces a single space between two
+  words with a mark at the start of the second word, and adds the same mark at the start of every
+  other word. So ``red`` is one token in ``click[red]``, in ``a red shirt`` and at the start of a
+  line. The decoder writes the mark as a space after a word character, and omits it otherwise. It
+  restores the text exactly, except the mark itself, U+001F, which is dropped. Plain byte-level BPE
+  has two unrelated tokens for ``red`` and `` red``. A token for each space would need about 50%
+  more tokens.
+* Each digit and square bracket is a separate token, so that ``]`` ends a copied value in only one
+  way. Tags in capitals, such as `` [SEP] ``, may become one token.
+* A turn has few template tokens: ``observation <|assistant|> action <|end|> observation ...``. Only
+  the first message, or one after another message of the same side, needs ``<|user|>``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MARK = "\x1f"
-"""Stands at the head of every word inside the tokenizer."""
+"""The mark at the start of every word inside the tokenizer."""
 PAD, END, SYSTEM, USER, ASSISTANT = SPECIAL_TOKENS = (
     "<|pad|>",
     "<|end|>",
@@ -87,36 +88,36 @@ TOOL_CHAT_TEMPLATE = """\
 {{- '<|assistant|>' -}}
 {%- endif -%}
 """
-"""The same with tools, which are called in the way of Hermes and Qwen."""
+"""``CHAT_TEMPLATE`` with tools, which are called in the format of Hermes and Qwen."""
 _LETTERS = r"\p{L}\p{M}_"
 _WORD = rf"[{_LETTERS}\p{{N}}]"
-r"""Spelled out: what ``\w`` holds differs within Oniguruma itself (``²`` is one case)."""
+r"""Written out because Oniguruma itself is inconsistent about ``\w`` (``²`` is one case)."""
 _PRE_TOKEN = "|".join(
     (
         rf" ?\[{MARK}[A-Z]{{2,}}\] ?",  # a tag in capitals
         rf"{MARK}?\p{{N}}",  # one digit
-        rf"{MARK}?[{_LETTERS}]+",  # a word, or the rest of one after digits
+        rf"{MARK}?[{_LETTERS}]+",  # a word, or the rest of a word after digits
         r"[\[\]]",
         rf"[^{_LETTERS}\p{{N}}\[\]{MARK}]+",  # punctuation and white space
     )
 )
 ASCII_PIECES = r" ?\[[A-Z]{2,}\] ?|(?:(?<=\w) )?\w+|[\[\]]|[^\w\[\]]+"
-"""Python's regex for the pieces of an ASCII text that are tokenized each for itself: it cuts where
-the pre-tokenizer does, with the space between two words at the head of the second."""
+"""Python regex for the pieces of an ASCII text that are tokenized independently. It splits like the
+pre-tokenizer, with the space between two words at the start of the second."""
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
-"""Of the bytes and special tokens."""
+"""The number of bytes and special tokens."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, *, tools: bool = False) -> Tokenizer:
-    """Train a byte-level BPE tokenizer; the same texts give the same tokenizer.
+    """Train a byte-level BPE tokenizer. The same texts give the same tokenizer.
 
     Args:
-        texts: What the policy will read and write.
-        vocab_size: Most tokens, special ones included; short texts may give fewer.
-        tools: Whether there are to be tokens for tool calls.
+        texts: Texts such as the policy reads and writes.
+        vocab_size: Maximum number of tokens, including special tokens. Short texts may give fewer.
+        tools: Whether to add tokens for tool calls.
 
     Raises:
-        ConfigError: When ``vocab_size`` has no room for the bytes and special tokens.
+        ConfigError: If ``vocab_size`` is too small for the bytes and special tokens.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -126,7 +127,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, tools: bool = Fals
     tokenizer.normalizer = normalizers.Sequence(
         [
             normalizers.Replace(MARK, ""),
-            # tokenizers panics on what is inserted at the very start by Replace; Prepend may
+            # tokenizers panics if Replace inserts text at the very start; Prepend may
             normalizers.Prepend(MARK),
             normalizers.Replace(Regex(rf"^{MARK}(?!{_WORD})"), ""),
             normalizers.Replace(Regex(rf"(?<={_WORD}) (?={_WORD})"), MARK),
@@ -162,17 +163,17 @@ def new_model(
     """Write a model folder: config, random weights, tokenizer and chat template.
 
     Args:
-        path: The folder; made if missing, files of these names in it are overwritten.
-        spec: Shape of the model; the embedding is padded to a multiple of 64 rows.
-        texts: What to train the tokenizer on.
-        seed: Of the weights.
-        tools: Whether its chat template is to show tools.
+        path: The folder. Created if missing. Files of the same names are overwritten.
+        spec: Shape of the model. The embedding is padded to a multiple of 64 rows.
+        texts: Texts to train the tokenizer on.
+        seed: Seed of the weights.
+        tools: Whether the chat template renders tools.
 
     Returns:
         The folder.
 
     Raises:
-        ConfigError: When ``vocab_size`` has no room for the bytes and special tokens.
+        ConfigError: If ``vocab_size`` is too small for the bytes and special tokens.
     """
     from safetensors.numpy import save_file
 
@@ -193,10 +194,10 @@ def new_model(
 def random_weights(spec: NewModel, num_rows: int, seed: int) -> dict[str, npt.NDArray[np.float32]]:
     """Draw the weights of a Qwen3 model with tied embeddings.
 
-    Matrices are normal with standard deviation ``1 / sqrt(fan_in)``, those that write to the
-    residual stream smaller by ``sqrt(2 * num_layers)`` (GPT-2's rule); the embedding is 0.02, which
-    keeps the first logits near uniform; norms are 1. The usual 0.02 throughout leaves narrow
-    layers nearly silent.
+    Matrices are normal with standard deviation ``1 / sqrt(fan_in)``. For matrices that write to the
+    residual stream, it is divided by ``sqrt(2 * num_layers)`` (GPT-2's rule). The embedding has
+    0.02, which keeps the first logits near uniform. Norms are 1. The usual 0.02 for all matrices
+    makes the outputs of narrow layers almost 0.
     """
     rng = np.random.default_rng(seed)
     width, q_width = spec.width, spec.num_heads * spec.head_dim
@@ -230,7 +231,7 @@ def _normal(
 
 
 def _config(spec: NewModel, num_rows: int) -> dict[str, object]:
-    """Return what transformers calls config.json."""
+    """Return the content of config.json for transformers."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "attention_bias": False,

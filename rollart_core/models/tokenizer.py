@@ -1,7 +1,7 @@
-"""Tokenizers with a chat template, light enough for the controller's process.
+"""Tokenizers with a chat template, without heavy imports in the controller's process.
 
 Takes: a local folder or a hub id. Gives: :class:`ChatTokenizer`. Never: imports torch or
-transformers where the folder holds ``tokenizer.json`` and a chat template.
+transformers if the folder has ``tokenizer.json`` and a chat template.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rollart_core.models.tool_calls import ToolFormat, detect_tool_format
 from rollart_core.types import Message, ToolSpec
 
 _CACHED_CHARS = 8192
-"""Longer texts are not kept in the cache: few, and too large to keep thousands of."""
+"""Longer texts are not cached: they are rare, and thousands of them would be too large."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerComponents:
-    """What a :class:`ChatTokenizer` is made of."""
+    """The components of a :class:`ChatTokenizer`."""
 
     encode: Callable[[str], list[int]]
-    """No special tokens are added; those spelled out in the text are recognised."""
+    """Encodes text without adding special tokens. Special tokens in the text are recognized."""
     decode: Callable[[Sequence[int], bool], str]
     """``(ids, skip_special_tokens)``."""
     template: ChatTemplate
@@ -52,25 +52,26 @@ class ChatTokenizer:
         self._encode_short = lru_cache(maxsize=8192)(self._encode_tuple)
         self.template = parts.template
         self.stop_token_ids = parts.stop_token_ids
-        """Tokens that end a turn of the policy; the first is the one the template writes."""
+        """Tokens that end a turn of the policy. The template writes the first one."""
         self.vocab_size = parts.vocab_size
-        """How many tokens there are; the embedding of the model may be larger."""
+        """Number of tokens. The embedding of the model may be larger."""
         self.fingerprint = parts.fingerprint
-        """Hash of vocabulary, rules and template: equal means the same tokens for every text."""
+        """Hash of vocabulary, rules and template. Equal hashes mean the same tokens for every
+        text."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of the text; nothing is added, special tokens in it are recognised."""
+        """Return the tokens of the text. Adds nothing. Recognizes special tokens in the text."""
         if len(text) > _CACHED_CHARS:
             return self._encode(text)
         return list(self._encode_short(text))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return the text; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text. Bytes that are not valid UTF-8 become U+FFFD."""
         return self._decode(token_ids, skip_special_tokens)
 
     @property
     def tool_format(self) -> ToolFormat | None:
-        """How the model writes tool calls, by its template; None when that is not known."""
+        """The format of the model's tool calls, from its template. None if unknown."""
         return detect_tool_format(self.template.source)
 
     @cached_property
@@ -84,18 +85,18 @@ class ChatTokenizer:
         add_generation_prompt: bool = False,
         tools: Sequence[ToolSpec] | None = None,
     ) -> str:
-        """Return the messages as text through the chat template.
+        """Render the messages as text with the chat template.
 
         Raises:
-            TemplateRefusal: When the template does not take this sequence of messages.
+            TemplateRefusal: If the template rejects this sequence of messages.
         """
         return self.template.render(messages, add_generation_prompt, tools)
 
     def write(self, message: Message) -> str:
-        """Return a message of the policy as the policy writes it, without the token that ends it.
+        """Return a message of the policy as the policy writes it, without the end token.
 
         Raises:
-            TemplateRefusal: When the chat template does not take the message.
+            TemplateRefusal: If the chat template rejects the message.
         """
         if not message.get("tool_calls"):
             return message["content"]
@@ -104,7 +105,7 @@ class ChatTokenizer:
         whole = self.render([asked, message])
         end = whole.rfind(self.stop_text)
         if not whole.startswith(prompt) or end < len(prompt):
-            raise TemplateRefusal("what the policy writes does not follow the prompt")
+            raise TemplateRefusal("the template does not put the policy's message after the prompt")
         return whole[len(prompt) : end]
 
     def _encode_tuple(self, text: str) -> tuple[int, ...]:
@@ -112,16 +113,16 @@ class ChatTokenizer:
 
 
 class PieceEncoder:
-    """Encode ASCII text piece by piece, each from a table: some ten times faster.
+    """Encodes ASCII text piece by piece from a table, about ten times faster.
 
-    Only for a tokenizer that says so (``rollart_ascii_pieces`` in its config): one whose tokens for
-    a text are those of its pieces, where the one space between two words belongs to the second and
-    changes nothing. All other text goes the common way.
+    Only for tokenizers with ``rollart_ascii_pieces`` in their config. The tokens of a text are then
+    the tokens of its pieces. A single space between two words belongs to the second piece. All
+    other text uses the default encoder.
 
     Args:
-        encode: The common way.
+        encode: The default encoder.
         pieces: The regex of the pieces.
-        special_tokens: Text to id.
+        special_tokens: Text -> id.
     """
 
     _MOST_PIECES = 100_000
@@ -136,7 +137,7 @@ class PieceEncoder:
         self._known: dict[str, list[int]] = {}
 
     def __call__(self, text: str) -> list[int]:
-        """Return the tokens."""
+        """Return the tokens of the text."""
         if not text.isascii() or "\x1f" in text:
             return self._encode(text)
         token_ids: list[int] = []
@@ -164,14 +165,14 @@ def load_tokenizer(path: str | Path) -> ChatTokenizer:
         path: A model folder, or a hub id such as ``Qwen/Qwen3-0.6B``.
 
     Raises:
-        ConfigError: When there is no tokenizer, or it has no chat template.
+        ConfigError: If there is no tokenizer, or it has no chat template.
     """
     folder = Path(path)
     if (folder / "tokenizer.json").is_file():
         return _from_folder(folder)
     if folder.exists() and not (folder / "tokenizer_config.json").is_file():
         raise ConfigError(
-            f"model.path: {str(path)!r} is no model folder: it holds neither tokenizer.json "
+            f"model.path: {str(path)!r} is not a model folder: it has neither tokenizer.json "
             "nor tokenizer_config.json"
         )
     if not folder.exists() and (fault := model_path_fault(str(path))):
@@ -180,7 +181,7 @@ def load_tokenizer(path: str | Path) -> ChatTokenizer:
 
 
 def byte_tokenizer() -> ChatTokenizer:
-    """Return a tokenizer of single bytes with a plain chat template, for talk without a model."""
+    """Return a tokenizer of single bytes with a plain chat template, for runs without a model."""
     from rollart_core.models import new
 
     backend = new.train_tokenizer((), new.MIN_VOCAB_SIZE + len(new.TOOL_TOKENS), tools=True)
@@ -244,28 +245,28 @@ def _from_transformers(path: str) -> ChatTokenizer:
 
 
 def _hub_trouble(path: str) -> str:
-    """Return why the hub does not offer this model, or nothing; asks once.
+    """Return why the hub does not provide this model. Empty if it does. Sends one request.
 
-    transformers asks again and again for a minute when the hub cannot be reached. A model that is
-    in the local cache loads all the same.
+    transformers retries for a minute if the hub is unreachable. A model in the local cache loads
+    anyway.
     """
     from huggingface_hub import HfApi
 
     try:
         HfApi().model_info(path, timeout=10)
     except Exception as e:
-        return f"it is no folder, and the hub says: {first_line(str(e))}"
+        return f"it is not a folder, and the hub returned: {first_line(str(e))}"
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What stands beside the vocabulary."""
+    """The settings of a tokenizer, in addition to its vocabulary."""
 
     template: str | None
     special_tokens: Mapping[str, str]
     eos_token_id: object
-    """Of the generation config: an id, a list of ids, or None."""
+    """From the generation config: an id, a list of ids, or None."""
     ascii_pieces: str | None = None
 
 
@@ -306,7 +307,7 @@ def _template(source: str | None, specials: Mapping[str, str], path: str) -> Cha
 
 
 def _default_template(templates: object) -> str | None:
-    """Return the template; some tokenizers have several, by name."""
+    """Return the default template. Some tokenizers have several, by name."""
     if isinstance(templates, str):
         return templates
     if isinstance(templates, list):
@@ -317,11 +318,11 @@ def _default_template(templates: object) -> str | None:
 
 
 def _stop_token_ids(own: int | None, generation: object, path: str) -> tuple[int, ...]:
-    """Return the tokenizer's own end token first, then what the generation config adds."""
+    """Return the tokenizer's end token first, then those of the generation config."""
     more = generation if isinstance(generation, list) else [generation]
     found = dict.fromkeys(int(i) for i in [own, *more] if i is not None)
     if not found:
-        raise ConfigError(f"model.path: the tokenizer at {path!r} names no eos_token")
+        raise ConfigError(f"model.path: the tokenizer at {path!r} has no eos_token")
     return tuple(found)
 
 
@@ -333,10 +334,10 @@ def _fingerprint(*texts: str) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in the file, or an empty one when there is no file."""
+    """Return the JSON object in the file, or an empty one if there is no file."""
     if not path.is_file():
         return {}
     try:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as e:
-        raise ConfigError(f"model.path: {path} is no JSON object: {first_line(str(e))}") from e
+        raise ConfigError(f"model.path: {path} is not a JSON object: {first_line(str(e))}") from e

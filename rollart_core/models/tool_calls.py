@@ -1,13 +1,13 @@
-"""Tool calls in what a policy wrote: out of the text of each family of models, into one form.
+"""Tool calls: parse the text of each model family into one format.
 
     hermes   <tool_call>{"name": "f", "arguments": {...}}</tool_call>      Qwen, Hermes
     llama3   {"name": "f", "parameters": {...}}; {...}                     Llama 3.1 and later
     mistral  [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]          Mistral, Mixtral
              [TOOL_CALLS]f[ARGS]{...}[TOOL_CALLS]...                       ... since 2025
 
-Takes: the text of one message, special tokens included. Gives: what it says beside its calls, the
-calls in the shape of OpenAI's chat API, and what was meant as a call but is none. Never: raises for
-what a policy wrote, mends its JSON, or knows which tools there are.
+Takes: the text of one message, including special tokens. Gives: the text outside its calls, the
+calls in the format of OpenAI's chat API, and the invalid calls. Never: raises because of the
+policy's text, repairs its JSON, or checks which tools exist.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
 _CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 TOOL_MARKS: dict[ToolFormat, str] = {"hermes": _OPEN, "llama3": _PYTHON_TAG, "mistral": _CALLS}
-"""What stands before a call. In some tokenizers it is a special token."""
+"""The mark before a call. In some tokenizers it is a special token."""
 UNREADABLE = "unreadable"
-"""What stands for the name of a call that is none."""
+"""The name of an invalid call."""
 _BARE_CALL = re.compile(r'\{\s*"(name|type|parameters|function)"')
-"""How a call of ``llama3`` begins that has no mark."""
+"""The start of a ``llama3`` call without a mark."""
 _THOUGHT = "</think>"
 _OPENS_THOUGHT = "<think>"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -39,27 +39,27 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class BadToolCall:
-    """What was meant as a call and is none."""
+    """An invalid tool call."""
 
     text: str
-    """What the policy wrote."""
+    """The text that the policy wrote."""
     reason: str
-    """One line that the policy can learn from."""
+    """The problem in one line, shown to the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedCalls:
-    """One message of the policy, taken apart."""
+    """The parsed parts of one message of the policy."""
 
     content: str
-    """What it says beside its calls; thoughts and what is no call are left in."""
+    """The text outside the calls, including thoughts and text that is not a call."""
     calls: tuple[ToolCall, ...] = ()
     errors: tuple[BadToolCall, ...] = ()
 
 
 @dataclass(slots=True)
 class _Found:
-    """What a parser has found so far."""
+    """The results of a parser so far."""
 
     content: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class _Found:
 
 
 def detect_tool_format(template_source: str) -> ToolFormat | None:
-    """Return the format in which a chat template writes calls; None when it is none of ours."""
+    """Return the tool-call format of a chat template. None if it is not supported."""
     if _CALLS in template_source:
         return "mistral"
     if _OPEN in template_source:  # another family writes <function=name> in the same tags
@@ -79,15 +79,15 @@ def detect_tool_format(template_source: str) -> ToolFormat | None:
 
 
 def parse_tool_calls(text: str, tool_format: ToolFormat, turn: int = 0) -> ParsedCalls:
-    """Take the calls out of one message.
+    """Parse the calls in one message.
 
-    What stands before the first ``</think>`` is a thought, and never a call; one that stands inside
-    a call ends no thought, unless the text begins with ``<think>``.
+    The text before the first ``</think>`` is a thought and never a call. A ``</think>`` inside a
+    call does not end a thought, unless the text begins with ``<think>``.
 
     Args:
-        text: What the policy wrote, without the token that ended it, with all others.
-        tool_format: How its model writes calls.
-        turn: Which message of the conversation this is; ids are unique over turns.
+        text: The policy's text, with all tokens except the one that ended it.
+        tool_format: The format of the model.
+        turn: Index of the message in the conversation. Ids are unique over turns.
     """
     thought, mark, said = text.partition(_THOUGHT)
     opened = text.lstrip().startswith(_OPENS_THOUGHT)
@@ -108,7 +108,7 @@ def parse_tool_calls(text: str, tool_format: ToolFormat, turn: int = 0) -> Parse
 
 
 def checked_calls(content: str, calls: Sequence[ToolCall]) -> ParsedCalls:
-    """Return what a server has taken apart, with arguments that are no JSON object as errors."""
+    """Return calls that a server parsed. Arguments that are not a JSON object become errors."""
     good, errors = [], []
     for call in calls:
         found = _Found()
@@ -120,7 +120,7 @@ def checked_calls(content: str, calls: Sequence[ToolCall]) -> ParsedCalls:
 
 
 def call_id(turn: int, index: int) -> str:
-    """Return the id of a call: nine letters and digits, the same in every run."""
+    """Return the id of a call: nine letters and digits, identical in every run."""
     number, digits = turn * 1296 + index, ""
     while number or len(digits) < 5:
         number, digit = divmod(number, 36)
@@ -129,10 +129,10 @@ def call_id(turn: int, index: int) -> str:
 
 
 def as_called(parsed: ParsedCalls, turn: int) -> Message | None:
-    """Return the policy's message with its calls; None when it has none.
+    """Return the policy's message with its calls. None if it has none.
 
-    What was meant as a call and is none is among them, after the good ones, with what the policy
-    wrote for its argument: its answer is an error, and answers need a call.
+    The invalid calls follow the valid ones, with the policy's text as the argument. Each needs a
+    call because its answer is an error message.
     """
     bad = [
         ToolCall(
@@ -150,7 +150,7 @@ def as_called(parsed: ParsedCalls, turn: int) -> Message | None:
 
 
 def _is_in_call(before: str, tool_format: ToolFormat) -> bool:
-    """Whether a call that has begun in this text has not ended in it."""
+    """Return whether this text has a call that has not ended."""
     if tool_format == "hermes":
         return before.rfind(_OPEN) > before.rfind(_CLOSE)
     bare = tool_format == "llama3" and _BARE_CALL.match(before.lstrip())
@@ -163,7 +163,7 @@ def _hermes(text: str) -> _Found:
     said.append(before)
     for block in blocks:
         inside, mark, after = block.partition(_CLOSE)
-        if not mark:  # many a policy ends its message instead of closing the last call
+        if not mark:  # policies often end the message instead of closing the last call
             after = ""
         _take(found, inside.strip(), "arguments")
         said.append(after)
@@ -203,7 +203,7 @@ _PARSERS: dict[ToolFormat, Callable[[str], _Found]] = {
 
 
 def _json_pieces(body: str) -> list[str]:
-    """Return the JSON objects of the body one by one; what is none is the last piece."""
+    """Return the JSON objects of the body. The last piece is the text that is not one."""
     decoder, pieces, at = json.JSONDecoder(), [], 0
     while at < len(body):
         try:
@@ -216,7 +216,7 @@ def _json_pieces(body: str) -> list[str]:
 
 
 def _take_list(found: _Found, text: str) -> None:
-    """Take a JSON list of calls."""
+    """Parse a JSON list of calls."""
     try:
         calls, end = json.JSONDecoder().raw_decode(text)
         _loads(text[:end])
@@ -231,7 +231,7 @@ def _take_list(found: _Found, text: str) -> None:
 
 
 def _take(found: _Found, text: str, key: str) -> None:
-    """Take one call written as a JSON object."""
+    """Parse one call written as a JSON object."""
     try:
         call = _loads(text)
     except (ValueError, RecursionError) as e:
@@ -242,7 +242,7 @@ def _take(found: _Found, text: str, key: str) -> None:
 
 def _take_object(found: _Found, call: object, text: str, key: str) -> None:
     if isinstance(call, dict) and isinstance(call.get("function"), dict):
-        call = call["function"]  # the shape on the wire, which some policies repeat
+        call = call["function"]  # the API format, which some policies repeat
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         shape = f'{{"name": ..., "{key}": {{...}}}}'
         found.errors.append(BadToolCall(text, f"a tool call is a JSON object {shape}"))
@@ -269,7 +269,7 @@ def _take_arguments(found: _Found, name: str, arguments: str, text: str) -> None
 
 
 def _loads(text: str) -> object:
-    """Return the value of a JSON text; NaN, infinities and half characters are refused."""
+    """Return the value of a JSON text. NaN, infinities and lone surrogates are rejected."""
     value = json.loads(text)
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     return value

@@ -1,8 +1,8 @@
-"""Reads the tensors of a model folder: all of them, or tensor by tensor and row by row.
+"""Reads the tensors of a model folder: all tensors, or single tensors and rows.
 
-Takes: a local folder or a hub id. Gives: Hugging Face names and tensors on the CPU. Never: builds
-a model, unless the folder holds no safetensors and transformers has to read it; or reads more of a
-safetensors file than it is asked for (:class:`TensorFiles`).
+Takes: a local folder or a hub id. Gives: Hugging Face names and tensors on the CPU. Never: builds a
+model, unless the folder has no safetensors and transformers must read it; reads more of a
+safetensors file than requested (:class:`TensorFiles`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rollart_core.errors import ConfigError
 
 
 def model_folder(path: str) -> Path:
-    """Return the local folder of a model path, downloading a hub id where a hub can be reached.
+    """Return the local folder of a model path. Download a hub id if a hub is reachable.
 
     Raises:
-        ConfigError: When it is neither a folder nor a hub id that can be had.
+        ConfigError: If it is neither a folder nor an available hub id.
     """
     folder = Path(path)
     if folder.is_dir():
@@ -36,11 +36,11 @@ def model_folder(path: str) -> Path:
 
         return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
     except Exception as e:
-        raise ConfigError(f"model {path!r} is no folder, and no hub gave it: {e}") from e
+        raise ConfigError(f"model {path!r} is not a folder, and no hub provides it: {e}") from e
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder, as transformers chooses them; none: it has none."""
+    """Return the safetensors files of a folder, as transformers selects them. May be empty."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
@@ -54,7 +54,7 @@ def iter_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor of a folder, file by file.
 
     Raises:
-        ConfigError: When the folder holds no weights that can be read.
+        ConfigError: If the folder has no readable weights.
     """
     files = weight_files(folder)
     if not files:
@@ -74,18 +74,18 @@ def _through_transformers(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     except Exception as e:
-        raise ConfigError(f"model folder {str(folder)!r} holds no readable weights: {e}") from e
+        raise ConfigError(f"model folder {str(folder)!r} has no readable weights: {e}") from e
     yield from model.state_dict().items()
 
 
 class TensorFiles:
-    """Some safetensors files, open until :meth:`close`.
+    """Several safetensors files, open until :meth:`close`.
 
     Args:
-        files: Which; their names are all different.
+        files: The files. Tensor names must be unique.
 
     Raises:
-        ConfigError: When one is not there, or is no such file.
+        ConfigError: If a file is missing or is not a safetensors file.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -106,35 +106,35 @@ class TensorFiles:
 
     @property
     def names(self) -> list[str]:
-        """The tensors there are."""
+        """The names of all tensors."""
         return list(self._slices)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape, which reads none of it."""
+        """Return a tensor's shape without reading the tensor."""
         return tuple(self._slices[name].get_shape())
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        """Return some rows of a tensor, ``[last - first, ...]``.
+        """Return rows ``first`` to ``last`` of a tensor, ``[last - first, ...]``.
 
         Raises:
-            ConfigError: When the file cannot be read.
+            ConfigError: If the file cannot be read.
         """
         with _reading(self._files[name]):
             rows: torch.Tensor = self._slices[name][first:last]
         return rows
 
     def whole(self, name: str) -> torch.Tensor:
-        """Return a tensor.
+        """Return a whole tensor.
 
         Raises:
-            ConfigError: When the file cannot be read.
+            ConfigError: If the file cannot be read.
         """
         with _reading(self._files[name]):
             tensor: torch.Tensor = self._slices[name][...]
         return tensor
 
     def close(self) -> None:
-        """Close the files; may be called twice."""
+        """Close the files. May be called twice."""
         self._slices.clear()
         self._open.close()
 

@@ -34,77 +34,77 @@ hookimpl = pluggy.HookimplMarker("rollart")
 
 @hookspec
 def rollart_environments() -> list[EnvSpec]:  # type: ignore[empty-body]
-    """Return the environments this plugin brings."""
+    """Return the environments that this plugin provides."""
 
 
 @hookspec
 def rollart_rewards() -> list[RewardSpec]:  # type: ignore[empty-body]
-    """Return the reward functions this plugin brings."""
+    """Return the reward functions that this plugin provides."""
 
 
 @hookspec
 def rollart_algorithms() -> list[AlgorithmSpec]:  # type: ignore[empty-body]
-    """Return the training algorithms this plugin brings."""
+    """Return the training algorithms that this plugin provides."""
 
 
 @hookspec
 def rollart_hardware_mappers() -> list[HardwareMapperSpec]:  # type: ignore[empty-body]
-    """Return the hardware mappers this plugin brings."""
+    """Return the hardware mappers that this plugin provides."""
 
 
 @hookspec
 def rollart_inference_engines() -> list[InferenceEngineSpec]:  # type: ignore[empty-body]
-    """Return the inference engines this plugin brings."""
+    """Return the inference engines that this plugin provides."""
 
 
 @hookspec
 def rollart_sandboxes() -> list[SandboxSpec]:  # type: ignore[empty-body]
-    """Return the sandboxes this plugin brings."""
+    """Return the sandboxes that this plugin provides."""
 
 
 @hookspec
 def rollart_reward_backends() -> list[RewardBackendSpec]:  # type: ignore[empty-body]
-    """Return the backends this plugin brings to run reward functions on."""
+    """Return the backends that this plugin provides to run reward functions."""
 
 
 @hookspec
 def rollart_weight_channels() -> list[WeightChannelSpec]:  # type: ignore[empty-body]
-    """Return the weight channels this plugin brings."""
+    """Return the weight channels that this plugin provides."""
 
 
 @hookspec
 def rollart_trackers() -> list[TrackerSpec]:  # type: ignore[empty-body]
-    """Return the trackers this plugin brings."""
+    """Return the trackers that this plugin provides."""
 
 
 @hookspec
 def rollart_env_adapters() -> list[EnvAdapterSpec]:  # type: ignore[empty-body]
-    """Return the adapters this plugin brings for foreign kinds of environments."""
+    """Return the adapters that this plugin provides for environments of other libraries."""
 
 
 @hookspec
 def rollart_runtimes() -> list[RuntimeSpec]:  # type: ignore[empty-body]
-    """Return the runtimes this plugin brings to run the parts of a run on."""
+    """Return the runtimes that this plugin provides for the workers of a run."""
 
 
 @hookspec
 def rollart_forward_passes() -> list[ForwardPassSpec]:  # type: ignore[empty-body]
-    """Return the forward passes this plugin brings for the trainer, each for some models."""
+    """Return the forward passes that this plugin provides for the trainer."""
 
 
 @hookspec
 def rollart_sandbox_services() -> list[SandboxServiceSpec]:  # type: ignore[empty-body]
-    """Return the service this plugin brings to run environments in sandboxes."""
+    """Return the service that this plugin provides to run environments in sandboxes."""
 
 
 @hookspec
 def rollart_commands() -> list[CommandSpec]:  # type: ignore[empty-body]
-    """Return the commands this plugin adds to ``rollart``."""
+    """Return the commands that this plugin adds to ``rollart``."""
 
 
 @hookspec
 def rollart_run_started(run_dir: Path, config: Mapping[str, object]) -> None:
-    """Observe that a run began."""
+    """Observe the start of a run."""
 
 
 @hookspec
@@ -121,9 +121,9 @@ def rollart_train_step_finished(
 
 @hookspec
 def rollart_run_finished(run_dir: Path, report: Mapping[str, object]) -> None:
-    """Observe that a run ended, however it did."""
+    """Observe the end of a run, successful or not."""
 
 
 @hookspec(firstresult=True)
 def rollart_filter_group(group: Group) -> bool | None:
-    """Decide whether a finished group may be trained on: False drops it, None: others decide."""
+    """Return True to train on a group, False to drop it, None to let other plugins decide."""

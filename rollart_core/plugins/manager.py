@@ -1,10 +1,9 @@
-"""Plugins: found by entry points, checked one by one, attributed to their distributions.
+"""Plugins: discovery by entry points, and validation of each plugin.
 
 Takes: the entry points of group ``rollart``, the modules named in ``ROLLART_PLUGINS`` (comma
-separated), and objects handed over by tests. Gives: :class:`Plugins`, which knows every spec, as
-this release has it, and which plugin is broken and why. Never: imports the class that a spec names,
-or lets one plugin spoil another: a plugin that breaks a rule is *broken*, with the reason; all
-others work.
+separated), and objects from tests. Gives: :class:`Plugins`, which has every spec in the form of
+this release, and the broken plugins with reasons. Never: imports the class of a spec, or lets one
+plugin affect another. A plugin that breaks a rule is *broken*, with the reason. All others work.
 """
 
 from __future__ import annotations
@@ -45,24 +44,24 @@ from rollart_core.plugins import hookspecs
 
 _lock = threading.Lock()
 _num_open = 0
-"""Blocks that are open, in all threads."""
+"""Number of open blocks, over all threads."""
 
 
 class _Depth(threading.local):
     value = 0
-    """Blocks that this thread is in."""
+    """Number of blocks that this thread is in."""
 
 
 _depth = _Depth()
 
 
 class _Stream:
-    """A stream whose writes go to another one while the writing thread is in a block.
+    """A stream that redirects the writes of threads that are in a block.
 
     Args:
-        stream: The real one, also for everything but writing.
-        diverted: Where diverted writes go: the name of an attribute of ``sys.stderr``, or of
-            nothing for itself.
+        stream: The real stream, used for everything except redirected writes.
+        diverted: The attribute of ``sys.stderr`` that receives redirected writes. If empty,
+            ``sys.stderr`` itself.
     """
 
     def __init__(self, stream: Any, diverted: str = "") -> None:
@@ -70,7 +69,7 @@ class _Stream:
         self._diverted = diverted
 
     def write(self, data: Any) -> int:
-        """Write to where this thread's output belongs."""
+        """Write to the target of this thread."""
         target = self._target()
         if target is None:  # a process without stderr
             return len(data)
@@ -83,14 +82,14 @@ class _Stream:
             self.write(line)
 
     def flush(self) -> None:
-        """Flush where this thread's output belongs."""
+        """Flush the target of this thread."""
         target = self._target()
         if target is not None:
             target.flush()
 
     @property
     def buffer(self) -> Any:
-        """The binary stream below, diverted as well."""
+        """The underlying binary stream, redirected as well."""
         return _Stream(self._stream.buffer, "buffer")
 
     def __getattr__(self, name: str) -> Any:
@@ -104,10 +103,10 @@ class _Stream:
 
 @contextmanager
 def output_of_plugins() -> Iterator[None]:
-    """Divert to stderr what this thread prints, for as long as the block takes.
+    """Redirect the output of this thread to stderr within the block.
 
-    Another thread may open a block meanwhile, or put its own object in the place of
-    ``sys.stdout``; whichever ends first, no output of the program is lost.
+    Another thread may open a block meanwhile, or replace ``sys.stdout``. No output of the program
+    is lost, in whichever order the blocks end.
     """
     _open()
     try:
@@ -126,7 +125,7 @@ def _open() -> None:
 
 
 def _close() -> None:
-    """End the block; what somebody else has put in the place of stdout meanwhile stays there."""
+    """End the block. If other code has replaced stdout meanwhile, keep its replacement."""
     global _num_open
     _depth.value -= 1
     with _lock:
@@ -137,7 +136,7 @@ def _close() -> None:
 
 GROUP: Final = "rollart"
 CORE: Final = "rollart"
-"""Our own distribution: its names are taken, so whoever collides with it is the broken one."""
+"""RollArt's own distribution. In a name conflict with it, the other plugin is broken."""
 
 AnySpec = PluginSpec | CommandSpec
 
@@ -159,7 +158,7 @@ KINDS: Final[Mapping[str, type[AnySpec]]] = MappingProxyType(
         "commands": CommandSpec,
     }
 )
-"""Kind -> the spec its registering hook ``rollart_<kind>`` returns a list of."""
+"""Kind -> the spec class of the list that the hook ``rollart_<kind>`` returns."""
 
 _log = logging.getLogger(__name__)
 
@@ -168,20 +167,20 @@ RESERVED_COMMANDS: Final = frozenset(
     simulate audit view
     build sandbox model plot export scale bench diagnose""".split()  # noqa: SIM905 - one word a command
 )
-"""Command names that belong to RollArt itself, now or later."""
+"""Command names that are reserved for RollArt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One plugin: where it comes from, and whether it works."""
+    """One plugin: its origin and its state."""
 
     name: str
-    """The entry point's name."""
+    """Name of the entry point."""
     module: str
     distribution: str
     version: str
     broken: str | None = None
-    """Why it cannot be used; None when it can."""
+    """Why the plugin cannot be used. None if it works."""
 
     def __str__(self) -> str:
         return f"{self.name!r} ({self.distribution} {self.version})"
@@ -189,7 +188,7 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """One spec and the plugin that brought it."""
+    """One spec and the plugin that registers it."""
 
     kind: str
     spec: AnySpec
@@ -203,14 +202,14 @@ class Registered:
 
 @dataclass(slots=True)
 class _Candidate:
-    """A plugin while it is being checked."""
+    """A plugin during validation."""
 
     plugin: Plugin
     target: object = None
     specs: list[tuple[str, AnySpec]] = field(default_factory=list)
 
     def fail(self, reason: str) -> None:
-        """Mark it broken; the first reason stays."""
+        """Mark the plugin as broken. Keep the first reason."""
         if self.plugin.broken is None:
             self.plugin = replace(self.plugin, broken=reason)
 
@@ -239,7 +238,7 @@ class Plugins:
             self._manager.register(candidate.target, candidate.plugin.name)
 
     def registered(self, kind: str) -> Mapping[str, Registered]:
-        """Return what working plugins registered: id (or command name) -> spec and plugin."""
+        """Return the specs of working plugins: id (or command name) -> spec and plugin."""
         return MappingProxyType(self._by_kind[kind])
 
     @property
@@ -249,11 +248,11 @@ class Plugins:
 
     @property
     def broken_specs(self) -> tuple[Registered, ...]:
-        """What broken plugins would have registered, as far as they got."""
+        """The specs of broken plugins that were read before the failure."""
         return tuple(self._broken)
 
     def observe(self, hook: str, /, **event: object) -> None:
-        """Call an observing hook; an observer that raises is logged once and switched off.
+        """Call an observing hook. An observer that raises is logged once and disabled.
 
         Args:
             hook: Such as ``"rollart_run_started"``.
@@ -265,7 +264,7 @@ class Plugins:
     def decide(self, hook: str, /, **event: object) -> object:
         """Call a deciding hook and return the first answer that is not None, else None.
 
-        One that raises is logged once and switched off, as with :meth:`observe`.
+        A plugin that raises is logged once and disabled, as in :meth:`observe`.
         """
         for impl in self._impls(hook):
             answer = self._call(impl, hook, event)
@@ -297,12 +296,13 @@ class Plugins:
 _current: Plugins | None = None
 _loading = threading.RLock()
 _LOADED_WITHIN_S: Final = 60.0
-"""A thread that waits longer for another one to load the plugins loads them as well. The other may
-wait for this one: for the import lock of a module that asks for plugins at its import."""
+"""Maximum time a thread waits for another thread to load the plugins. Then it loads them itself,
+because the other thread may wait for this one: for the import lock of a module that uses plugins at
+its import."""
 
 
 def plugins() -> Plugins:
-    """Return this process's plugins, loaded at the first call, by one of its threads."""
+    """Return the plugins of this process. The first call loads them, in one thread."""
     global _current
     if _current is None:
         is_alone = _loading.acquire(timeout=_LOADED_WITHIN_S)
@@ -317,7 +317,7 @@ def plugins() -> Plugins:
 
 @contextmanager
 def using(extra: Mapping[str, object]) -> Iterator[Plugins]:
-    """Within the block, this process has the plugin objects of ``extra`` as well. For tests."""
+    """Add the plugin objects of ``extra`` to this process within the block. For tests."""
     global _current
     before, _current = _current, load(extra)
     try:
@@ -329,11 +329,11 @@ def using(extra: Mapping[str, object]) -> Iterator[Plugins]:
 def load(
     extra: Mapping[str, object] | None = None, *, found: Iterable[EntryPoint] | None = None
 ) -> Plugins:
-    """Load and check every plugin, anew.
+    """Load and validate every plugin again.
 
     Args:
         extra: Plugin name -> plugin object (a module, or anything with hook implementations).
-        found: The entry points; None finds those of the installed distributions.
+        found: The entry points. None means those of the installed distributions.
     """
     found = entry_points(group=GROUP) if found is None else found
     named = os.environ.get("ROLLART_PLUGINS", "").split(",")
@@ -341,7 +341,7 @@ def load(
     for module in filter(None, map(str.strip, named)):
         candidate = _from_environ(module)
         if candidate.target is None or all(c.target is not candidate.target for c in candidates):
-            candidates.append(candidate)  # what is installed, or named already, is not another
+            candidates.append(candidate)  # skip modules that are installed or already named
     for name, target in (extra or {}).items():
         module = getattr(target, "__name__", type(target).__name__)
         candidates.append(_Candidate(Plugin(name, module, f"extra:{name}", "0"), target))
@@ -365,8 +365,8 @@ def _from_entry_point(found: EntryPoint) -> _Candidate:
 
 @lru_cache(maxsize=256)
 def _name_and_version(dist: Distribution) -> tuple[str, str]:
-    """Return both from one look into the metadata, which are parsed anew at each."""
-    metadata = dist.metadata  # empty where an uninstall has left the entry points alone behind
+    """Return both from one read of the metadata, because each read parses it again."""
+    metadata = dist.metadata  # empty if an uninstall left only the entry points
     said = {key: metadata[key] for key in ("Name", "Version") if key in metadata}
     return said.get("Name", "?"), said.get("Version", "?")
 
@@ -398,7 +398,7 @@ def _new_manager() -> pluggy.PluginManager:
 
 
 def _examined(candidate: _Candidate, manager: pluggy.PluginManager) -> pluggy.PluginManager:
-    """As :func:`_examine`; what the plugin's own code raises meanwhile breaks that plugin."""
+    """Call :func:`_examine`. If the plugin's own code raises, mark the plugin as broken."""
     try:
         if candidate.target is not None:
             return _examine(candidate, manager)
@@ -412,26 +412,26 @@ def _examined(candidate: _Candidate, manager: pluggy.PluginManager) -> pluggy.Pl
 
 
 def _examine(candidate: _Candidate, manager: pluggy.PluginManager) -> pluggy.PluginManager:
-    """Check the hooks of one plugin, then what its hooks return.
+    """Validate the hooks of one plugin, then their results.
 
     Args:
         candidate: The plugin.
-        manager: One that holds no plugin.
+        manager: A manager without plugins.
 
     Returns:
-        A manager for the next plugin; making one takes longer than the check.
+        A manager for the next plugin. It is reused because creating one is slower than the check.
     """
     try:
         manager.register(candidate.target, candidate.plugin.name)
     except pluggy.PluginValidationError as e:
         said = first_line(str(e).splitlines()[-1])
         candidate.fail(f"a hook does not fit its specification: {said}")
-        return _new_manager()  # that plugin is half registered on the old one
+        return _new_manager()  # the plugin is partly registered on the old one
     known = [n for n in vars(hookspecs) if n.startswith("rollart_")]
     for name in sorted(n for n in dir(candidate.target) if n.startswith("rollart_")):
         member = getattr(candidate.target, name)
         if callable(member) and not hasattr(member, "rollart_impl") and name in known:
-            candidate.fail(f"{name} lacks the @hookimpl mark")
+            candidate.fail(f"{name} lacks the @hookimpl decorator")
     for caller in manager.get_hookcallers(candidate.target) or ():
         if not caller.has_spec():
             candidate.fail(f"there is no hook {caller.name!r}.{did_you_mean(caller.name, known)}")
@@ -450,7 +450,7 @@ def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
     try:
         with output_of_plugins():
             specs = list(cast("Iterable[object]", impl.function()))
-    except PluginError as e:  # a manifest's: every fault of it, on the one line there is
+    except PluginError as e:  # of a manifest: all its faults in one line
         candidate.fail("; ".join(str(e).splitlines()))
         return
     except BaseException as e:
@@ -461,11 +461,11 @@ def _collect(candidate: _Candidate, kind: str, impl: pluggy.HookImpl) -> None:
     for spec in specs:
         wanted = KINDS[kind]
         if not isinstance(spec, wanted):
-            candidate.fail(f"{hook} gave a {type(spec).__name__}, not a {wanted.__name__}")
+            candidate.fail(f"{hook} returned a {type(spec).__name__}, not a {wanted.__name__}")
             continue
         if fault := text_fault(spec):
             candidate.fail(f"{hook}: {fault}")
-            continue  # nothing can be looked up by such an id or alias
+            continue  # such an id or alias cannot be looked up
         spec = of_its_version(spec, candidate.target)
         candidate.specs.append((kind, spec))
         reason = spec_fault(spec, is_own=candidate.plugin.distribution == CORE)
@@ -489,10 +489,10 @@ def _aliases(kind: str, candidate: _Candidate) -> list[str]:
 def _refuse_shared(
     candidates: list[_Candidate], what: str, names_of: Callable[[_Candidate], list[str]]
 ) -> None:
-    """Break the plugins that claim one name twice; RollArt's own plugins keep theirs.
+    """Mark plugins with the same name as broken. RollArt's own plugins keep their names.
 
-    Between two strangers nobody can say whose the name is, so both are broken: a run never gets
-    another plugin than the one it meant.
+    Between two other plugins, the owner of the name is unknown, so both are broken. A run never
+    gets a different plugin than it names.
     """
     claims: dict[str, list[_Candidate]] = defaultdict(list)
     for candidate in candidates:
@@ -510,7 +510,7 @@ def _refuse_shared(
 
 
 def text_fault(spec: AnySpec) -> str | None:
-    """Return what of a spec is no text and has to be: annotations hold nobody to it."""
+    """Return the problem if a text field of a spec is not text. Annotations do not enforce it."""
     needed = ("name" if isinstance(spec, CommandSpec) else "id", "entry_point")
     for name in (*needed, "alias", "config", "summary"):
         value = getattr(spec, name, None)
@@ -520,21 +520,22 @@ def text_fault(spec: AnySpec) -> str | None:
 
 
 def of_its_version(spec: AnySpec, target: object) -> AnySpec:
-    """Return a spec as this release has it, whichever API version its module declares."""
+    """Return a spec in the form of this release, for any API version that its module declares."""
     if isinstance(spec, CommandSpec):
         return spec
     if not spec.contract_version:
-        # What the module says may be no number at all, which is told as the fault it is.
+        # The declared value may not be a number. The version check reports that.
         spec = replace(spec, contract_version=cast("int", plugin_api.declared(target)))
     return plugin_api.as_today(spec)
 
 
 def spec_fault(spec: AnySpec, *, is_own: bool = False) -> str | None:
-    """Return why a spec cannot be registered; None when it can.
+    """Return why a spec cannot be registered. None if it can.
 
     Args:
-        spec: As a hook gave it.
-        is_own: It is of RollArt's own distribution, which may use the names of its own commands.
+        spec: The spec from a hook.
+        is_own: Whether the spec is from RollArt's own distribution, which may use reserved command
+            names.
     """
     if ":" not in spec.entry_point:
         return f"{key_of(spec)}: entry_point {spec.entry_point!r} is not of the form 'module:Class'"

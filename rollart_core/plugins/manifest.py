@@ -1,8 +1,8 @@
-"""The manifest ``rollart.yaml`` of a package: the one place where its specs are written.
+"""The manifest ``rollart.yaml`` of a package: the definition of its specs.
 
-Takes: the text, an importable package that holds it, or a wheel. Gives: :class:`Manifest`, whose
-specs a hook module hands on: ``return specs(__package__, "environments")``. Never: imports the
-classes it names, or anything at all from a wheel.
+Takes: the text, an importable package that contains it, or a wheel. Gives: :class:`Manifest`. A
+hook module returns its specs: ``return specs(__package__, "environments")``. Never: imports the
+classes of the specs, or anything from a wheel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rollart_core.plugins.manager import KINDS
 MANIFEST_NAME: Final = "rollart.yaml"
 
 MANIFEST_KINDS: Final = tuple(kind for kind in KINDS if kind != "commands")
-"""What a manifest may list; commands are registered by their hook alone."""
+"""The kinds that a manifest may list. Commands are registered only by their hook."""
 
 _HEAD: Final = ("contract_version", "licence")
 _MAX_BYTES: Final = 256 * 1024
@@ -45,13 +45,13 @@ _FORMS: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a package says of itself."""
+    """The content of a manifest."""
 
     contract_version: int
     licence: str
-    """An SPDX expression."""
+    """Licence as an SPDX expression."""
     specs: Mapping[str, tuple[PluginSpec, ...]]
-    """Kind, such as ``environments``, -> its specs; kinds that are not listed are not there."""
+    """Kind, such as ``environments``, -> its specs. Contains only the listed kinds."""
 
 
 def parse_manifest(text: str, source: str) -> Manifest:
@@ -59,10 +59,10 @@ def parse_manifest(text: str, source: str) -> Manifest:
 
     Args:
         text: YAML.
-        source: Where it is from, for messages.
+        source: Origin of the text, for messages.
 
     Raises:
-        PluginError: With one line a fault.
+        PluginError: With one line per fault.
     """
     loaded = _load(text, source)
     version = loaded.get("contract_version")
@@ -78,16 +78,16 @@ def parse_manifest(text: str, source: str) -> Manifest:
 
 
 def read_manifest(package: str) -> Manifest:
-    """Return the manifest of an importable package; the package itself is imported.
+    """Return the manifest of an importable package. This imports the package.
 
     Raises:
-        PluginError: When it has none, or the manifest has faults.
+        PluginError: If the package has no manifest, or the manifest has faults.
     """
     try:
         text = files(package).joinpath(MANIFEST_NAME).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise PluginError(
-            f"package {package!r} holds no {MANIFEST_NAME}: put one beside its __init__.py, and "
+            f"package {package!r} has no {MANIFEST_NAME}: put one next to its __init__.py, and "
             f'name it in [tool.setuptools.package-data]: {package} = ["{MANIFEST_NAME}"]'
         ) from None
     except (ImportError, OSError, UnicodeDecodeError) as e:
@@ -97,10 +97,10 @@ def read_manifest(package: str) -> Manifest:
 
 
 def read_wheel_manifests(wheel: Path) -> dict[str, Manifest]:
-    """Return the manifests in a wheel, by import package; nothing is unpacked or imported.
+    """Return the manifests in a wheel, by import package. Nothing is unpacked or imported.
 
     Raises:
-        UserError: When it is no wheel, or a manifest in it has faults.
+        UserError: If the file is not a wheel, or a manifest in it has faults.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -120,16 +120,17 @@ def specs(package: str, kind: str) -> list[Any]:
     """Return the specs of one kind, for a hook module: ``specs(__package__, "environments")``.
 
     Raises:
-        PluginError: As :func:`read_manifest`; and when there is no such kind.
+        PluginError: As :func:`read_manifest`, or if there is no such kind.
     """
     if kind not in MANIFEST_KINDS:
         near = did_you_mean(kind, MANIFEST_KINDS)
-        raise PluginError(f"{kind!r} is no kind of a manifest.{near} {_known(MANIFEST_KINDS)}")
+        raise PluginError(f"{kind!r} is not a kind in a manifest.{near} {_known(MANIFEST_KINDS)}")
     return list(read_manifest(package).specs.get(kind, ()))
 
 
 _parsed = lru_cache(maxsize=64)(parse_manifest)
-"""A hook module asks once for each kind it registers; the text is part of the key."""
+"""A hook module reads the manifest once per kind that it registers. The text is part of the cache
+key."""
 
 
 def _member(archive: zipfile.ZipFile, name: str, wheel: Path) -> str:
@@ -139,7 +140,7 @@ def _member(archive: zipfile.ZipFile, name: str, wheel: Path) -> str:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The C parser, where PyYAML was built with it; no key twice."""
+    """The C parser if PyYAML has it. Rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -169,7 +170,7 @@ def _load(text: str, source: str) -> dict[Any, Any]:
 
 @dataclass(slots=True)
 class _Reading:
-    """One manifest being read; faults are collected, none stops it."""
+    """One manifest during reading. It collects all faults and continues after each."""
 
     source: str
     faults: list[str] = field(default_factory=list)
@@ -223,7 +224,7 @@ class _Reading:
                 self.fault(f"{path}.{name}", f"must be of the form {form}, got {value!r}")
 
     def record(self, record: type[Any], given: object, path: str) -> Any:
-        """Return ``record(**given)``, its values converted; None where something is wrong."""
+        """Return ``record(**given)`` with converted values. None if there is a fault."""
         if not isinstance(given, dict):
             self.fault(path, f"must be a mapping, got {reprlib.repr(given)}")
             return None
@@ -252,7 +253,7 @@ _Reader = Callable[[_Reading, object, str], object]
 
 @cache
 def _shape(record: Any) -> tuple[dict[str, _Reader], tuple[str, ...]]:
-    """Return what reads each field of a record, made from its annotations, and which must be."""
+    """Return the readers of a record's fields, from its annotations, and the required fields."""
     hints = typing.get_type_hints(record)
     readers = {f.name: _reader(hints[f.name]) for f in fields(record)}
     bare = [f for f in fields(record) if f.default is MISSING and f.default_factory is MISSING]
@@ -263,7 +264,7 @@ def _reader(hint: Any) -> _Reader:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, type) and is_dataclass(hint):
         return lambda reading, value, path: reading.record(hint, value, path)
-    if origin is types.UnionType:  # X | None is the only union a spec has
+    if origin is types.UnionType:  # X | None is the only union in a spec
         some = _reader(next(i for i in inner if i is not type(None)))
         return lambda reading, value, path: None if value is None else some(reading, value, path)
     if origin is typing.Literal:

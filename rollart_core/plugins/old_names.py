@@ -1,10 +1,10 @@
-"""Old names of modules, and of what is in them, until the version :data:`REMOVED_IN`.
+"""Old names of modules and of their members, until the version :data:`REMOVED_IN`.
 
     import rollart_core.engine.journal  --> a stand-in for rollart_core.store.journal, and a warning
 
-Takes: the table ``old_names.json``, which ``scripts/restructure`` generates. Gives: modules whose
-attributes are those of the modules with the new names. Never: reads the table before a name of ours
-is missing; nor takes precedence over a module that exists.
+Takes: the table ``old_names.json``, which ``scripts/restructure`` generates. Gives: stand-in
+modules with the attributes of the renamed modules. Never: reads the table before a RollArt module
+is missing, or takes precedence over an existing module.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from importlib.abc import Loader
 
 REMOVED_IN: Final = "0.3"
-"""The version without these names."""
+"""The version that removes these names."""
 PREFIX: Final = "rollart_"
 
 
 @cache
 def old_modules() -> Mapping[str, str]:
-    """Return the old names of modules and packages -> the new ones."""
+    """Return old name -> new name of modules and packages."""
     modules: dict[str, str] = _table()["modules"]
     return modules
 
 
 @cache
 def old_members() -> Mapping[str, Mapping[str, str]]:
-    """Return modules, by their new names -> the old names of what is in them -> the new ones.
+    """Return new module name -> old member name -> new member name.
 
     A new name with a colon, ``module:name``, is in another module.
     """
@@ -51,27 +51,27 @@ def _table() -> Any:
 
 
 def install() -> None:
-    """Have old names imported from now on; more than once does nothing more."""
+    """Enable imports by old names. Further calls do nothing."""
     if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
         sys.meta_path.append(OldNames())
 
 
 def member(module: str, name: str) -> Any:
-    """Return what is called ``name`` in a module, by its old or its new name.
+    """Return the member ``name`` of a module, by its old or its new name.
 
     Args:
         module: The new name of the module.
-        name: Of a class, function or constant.
+        name: Name of a class, function or constant.
 
     Raises:
-        AttributeError: When it has neither.
+        AttributeError: If the module has no member of that name.
     """
     where, _, attribute = old_members().get(module, {}).get(name, name).rpartition(":")
     return getattr(import_module(where or module), attribute)
 
 
 class StandIn(ModuleType):
-    """A module by its old name."""
+    """A module with an old name."""
 
     def __getattr__(self, name: str) -> Any:
         """Return the attribute of the module with the new name."""
@@ -80,7 +80,7 @@ class StandIn(ModuleType):
         return member(old_modules()[self.__name__], name)
 
     def __dir__(self) -> list[str]:
-        """Return what the module with the new name has."""
+        """Return the members of the module with the new name."""
         return dir(import_module(old_modules()[self.__name__]))
 
 
@@ -90,13 +90,13 @@ class OldNames:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a stand-in; None for all but an old name."""
+        """Return the spec of a stand-in, or None if the name is not an old name."""
         if not fullname.startswith(PREFIX) or fullname not in old_modules():
             return None
         return ModuleSpec(fullname, cast("Loader", self), is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make the stand-in and warn the importing code."""
+        """Create the stand-in and warn the importing code."""
         warnings.warn(
             f"{spec.name} is now {old_modules()[spec.name]}; RollArt {REMOVED_IN} removes the old "
             "name",
@@ -106,19 +106,19 @@ class OldNames:
         return StandIn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: attributes are looked up when they are asked for."""
+        """Do nothing: attributes are looked up at their first use."""
 
 
 def member_of_package(package: str, module: str, name: str) -> Any:
-    """Return what was in a module that is a package now, and warn its caller.
+    """Return a member of a module that is now a package, and warn the caller.
 
     Args:
-        package: The name of both.
-        module: Where its content is now.
-        name: Of a class, function or constant.
+        package: Name of the old module and of the package.
+        module: The module that now has the content.
+        name: Name of a class, function or constant.
 
     Raises:
-        AttributeError: When there was no such thing.
+        AttributeError: If there was no such member.
     """
     if name.startswith("_") or PathFinder.find_spec(
         f"{package}.{name}", sys.modules[package].__path__

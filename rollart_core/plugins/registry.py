@@ -1,9 +1,9 @@
-"""From an id to a class: lazily, per kind, in whichever process asks.
+"""Lookup of plugin classes by id: lazy, per kind, in every process.
 
 Takes: an id (``webshop/WebShop-v1``), an alias (``webshop``), ``module:Class`` for code that no
-plugin registers, or ``ADAPTER::FOREIGN_ID`` for an environment of another kind. Gives: its spec,
-its class, its checked options, or a built object. Never: keeps a table of its own (each process
-reads its own entry points), or imports a class before it is asked.
+plugin registers, or ``ADAPTER::FOREIGN_ID`` for an environment of another library. Gives: its spec,
+its class, its validated options, or a built object. Never: stores a table (each process reads its
+entry points), or imports a class before its first use.
 
 A plugin class takes the fields of its config model as keyword arguments: ``Env(**options)``.
 """
@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from rollart_core.contracts.env import TextEnv
 
 SINGULAR = {kind: re.sub(r"(?<=[xs])es$|s$", "", kind).replace("_", " ") for kind in KINDS}
-"""Kind -> one of it, in words: ``hardware_mappers`` -> ``hardware mapper``."""
+"""Kind -> its singular in words: ``hardware_mappers`` -> ``hardware mapper``."""
 
 ISOLATION = "isolation"
-"""The option of every environment that says in which box it lives; the core's, not its own."""
+"""The option of every environment that selects its sandbox. The core handles it, not the
+environment."""
 
 _CONTRACTS = "rollart_core.contracts"
 _KIND_OF_BASE = {
@@ -59,20 +60,21 @@ _KIND_OF_BASE = {
     "rollart_core.runtime.workers.WorkersRuntime": "runtimes",
     "rollart_core.training.policy.Policy": "forward_passes",
 }
-"""The base of the classes of a kind, by name: most are never imported in this process."""
+"""Kind -> the name of the base class. Most are never imported in this process."""
 
 _BUILT_FROM_OPTIONS = frozenset({"environments", "rewards"})
-"""Kinds whose classes get nothing but their options, so that a missing one can be told early."""
+"""Kinds whose classes receive only their options, so that a missing option can be reported
+early."""
 
 
 def find(kind: str, plugin_id: str) -> Registered:
-    """Return who registers ``plugin_id``, which may be an alias or ``module:Class``.
+    """Return the registration of ``plugin_id``, which may be an alias or ``module:Class``.
 
-    Of ``ADAPTER::FOREIGN_ID`` only the adapter is looked at; :func:`env_spec` asks it.
+    For ``ADAPTER::FOREIGN_ID``, only the adapter is looked up. :func:`env_spec` calls it.
 
     Raises:
-        UnknownIdError: When no plugin has it; names the nearest that exists.
-        PluginError: When the plugin that has it is broken; says why.
+        UnknownIdError: If no plugin has it. The message suggests the nearest id.
+        PluginError: If its plugin is broken. The message has the reason.
     """
     if kind == "environments" and split_id(plugin_id):
         return _adapted(plugin_id)
@@ -88,13 +90,13 @@ def find(kind: str, plugin_id: str) -> Registered:
 
 
 def names(kind: str) -> list[str]:
-    """Return every id and alias of a kind that can be used."""
+    """Return every usable id and alias of a kind."""
     known = plugins().registered(kind)
     return [*known, *(a for r in known.values() if (a := getattr(r.spec, "alias", None)))]
 
 
 def spec(kind: str, plugin_id: str) -> PluginSpec:
-    """Return the spec of an id, alias or ``module:Class`` (a default one, for the last).
+    """Return the spec of an id, alias or ``module:Class`` (for the last, a default spec).
 
     Raises:
         UserError: As :func:`find`.
@@ -103,16 +105,17 @@ def spec(kind: str, plugin_id: str) -> PluginSpec:
 
 
 def env_spec(plugin_id: str, options: Mapping[str, object] | None = None) -> EnvSpec:
-    """Return the spec of an environment; of a foreign one, what its adapter says of it.
+    """Return the spec of an environment. For a foreign environment, call its adapter.
 
-    Of one with the option ``isolation`` its box is asked: it need not be installed here.
+    With the option ``isolation``, the sandbox returns the spec. The environment need not be
+    installed here.
 
     Args:
         plugin_id: Id, alias, ``module:Class`` or ``ADAPTER::FOREIGN_ID``.
-        options: Its options, which may change what an adapter says (its splits, for one).
+        options: Its options, which may change the spec from an adapter (its splits, for example).
 
     Raises:
-        UserError: As :func:`find` and :func:`checked_options`; and what the adapter raises.
+        UserError: As :func:`find` and :func:`checked_options`, or from the adapter.
     """
     if _isolated("environments", options or {}):
         return sandbox_service().describe(plugin_id, options or {}).spec
@@ -128,10 +131,10 @@ def env_spec(plugin_id: str, options: Mapping[str, object] | None = None) -> Env
 def resolve(kind: str, plugin_id: str) -> type[Any]:
     """Import and return the class behind an id, alias or ``module:Class``.
 
-    Behind ``ADAPTER::FOREIGN_ID`` stands the class of the adapter.
+    For ``ADAPTER::FOREIGN_ID``, this is the class of the adapter.
 
     Raises:
-        UserError: As :func:`find`; and PluginError when its class cannot be imported.
+        UserError: As :func:`find`, or PluginError if the class cannot be imported.
     """
     registered = find(kind, plugin_id)
     found = cast("type[Any]", load_object(registered.spec.entry_point, registered.key))
@@ -141,7 +144,7 @@ def resolve(kind: str, plugin_id: str) -> type[Any]:
 
 
 def config_model(kind: str, plugin_id: str) -> type[BaseModel] | None:
-    """Return the pydantic model of a plugin's options; None when it declares none."""
+    """Return the pydantic model of a plugin's options. None if it declares none."""
     path = spec(kind, plugin_id).config
     if path is None:
         return None
@@ -152,12 +155,12 @@ def config_model(kind: str, plugin_id: str) -> type[BaseModel] | None:
 
 
 def option_problems(kind: str, plugin_id: str, options: Mapping[str, object]) -> list[Problem]:
-    """Return what is wrong with the options of a plugin; an empty list when nothing is."""
+    """Return the problems of a plugin's options. Empty if they are valid."""
     if _isolated(kind, options):
         return sandbox_service().option_problems(plugin_id, options)
     model = config_model(kind, plugin_id)
     if model is None and kind == "environments" and split_id(plugin_id):
-        return []  # the adapter says nothing of its options, and its class is not the environment
+        return []  # the adapter declares no options, and its class is not the environment
     if model is None:
         asked = options or ":" in plugin_id
         return _signature_problems(kind, plugin_id, options) if asked else []
@@ -165,16 +168,16 @@ def option_problems(kind: str, plugin_id: str, options: Mapping[str, object]) ->
         model(**options)
     except ValidationError as e:
         return of_validation(e, model)
-    except Exception as e:  # a validator may raise more than pydantic turns into its own error
+    except Exception as e:  # a validator may raise errors that pydantic does not convert
         return [Problem((), f"{type(e).__name__}: {first_line(str(e))}")]
     return []
 
 
 def checked_options(kind: str, plugin_id: str, options: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options, checked, converted and filled with defaults by the config model.
+    """Return the options, validated, converted and filled with defaults by the config model.
 
     Raises:
-        ConfigError: Naming every option that is unknown or wrong.
+        ConfigError: If options are unknown or invalid. The message names all of them.
         UserError: As :func:`find`.
     """
     problems = option_problems(kind, plugin_id, options)
@@ -190,13 +193,14 @@ def checked_options(kind: str, plugin_id: str, options: Mapping[str, object]) ->
 def build(
     kind: str, plugin_id: str, options: Mapping[str, object] | None = None, **context: object
 ) -> Any:
-    """Build an object: its class called with its checked options and ``context``.
+    """Build an object: call its class with its validated options and ``context``.
 
     Args:
         kind: Such as ``"trackers"``.
         plugin_id: Id, alias or ``module:Class``.
-        options: The plugin's own options, as a config file gives them.
-        context: What the caller brings, such as a weight channel's ``location``; unchecked.
+        options: The plugin's options, as in a config file.
+        context: Further arguments from the caller, such as a weight channel's ``location``. Not
+            validated.
 
     Raises:
         UserError: As :func:`checked_options` and :func:`resolve`.
@@ -215,28 +219,26 @@ def make(env_id: str, /, **options: object) -> TextEnv:
 
     Args:
         env_id: Such as ``"webshop/WebShop-v1"`` or ``"gymnasium::Taxi-v3"``.
-        options: The environment's own options.
+        options: Options of the environment.
 
     Raises:
-        UserError: When there is no such environment, or an option is unknown or wrong.
+        UserError: If there is no such environment, or an option is unknown or invalid.
     """
     return cast("TextEnv", build("environments", env_id, options))
 
 
 def sandbox_service() -> SandboxService:
-    """Return the sandbox service of this process: ours, unless a plugin brings another one.
+    """Return the sandbox service of this process: RollArt's, unless a plugin provides another.
 
     Raises:
-        PluginError: When there is none, or two plugins bring one, or it cannot be imported.
+        PluginError: If there is none, two plugins provide one, or it cannot be imported.
     """
     known = others_first("sandbox_services")
     if not known:
         raise PluginError("no sandbox service is installed, see `rollart list`")
     first, *rest = (registered.plugin for registered in known)
     if rest and rest[0].distribution != CORE:
-        raise PluginError(
-            f"one sandbox service can be used, and {first} and {rest[0]} bring one: uninstall one"
-        )
+        raise PluginError(f"{first} and {rest[0]} both provide a sandbox service: uninstall one")
     made: object = resolve("sandbox_services", known[0].key)()
     if not isinstance(made, SandboxService):
         raise PluginError(f"sandbox service {known[0].key!r} is a {type(made).__name__}")
@@ -244,15 +246,15 @@ def sandbox_service() -> SandboxService:
 
 
 def others_first(kind: str) -> list[Registered]:
-    """Return what is registered of a kind, in the order in which it is tried: ours last."""
+    """Return the registrations of a kind in the order of use: RollArt's last."""
     found = plugins().registered(kind).values()
     return sorted(found, key=lambda registered: registered.plugin.distribution == CORE)
 
 
 def kind_of(path: str) -> str:
-    """Return the kind of ``module:Class``: that of the base it has, or environments.
+    """Return the kind of ``module:Class``: that of its base class, or environments.
 
-    ``agents`` for the class of an agent environment.
+    For the class of an agent environment, return ``agents``.
     """
     module, _, name = path.partition(":")
     try:
@@ -263,7 +265,7 @@ def kind_of(path: str) -> str:
         if all(callable(getattr(found, name, None)) for name in ("prepare", "run", "finish")):
             return "agents"
     except Exception:
-        return "environments"  # whose check will say what is wrong
+        return "environments"  # the check of environments reports the problem
     return "environments"
 
 
@@ -271,7 +273,7 @@ def load_object(path: str, who: str) -> object:
     """Import ``module:attribute``.
 
     Raises:
-        PluginError: Saying for whom it failed, and why.
+        PluginError: If the import fails. The message names the plugin and the reason.
     """
     module, _, attribute = path.partition(":")
     try:
@@ -294,7 +296,7 @@ def _import_reason(module: str, who: str, error: BaseException) -> str:
     reason = f"{who}: cannot import {module!r}: {type(error).__name__}: {first_line(str(error))}"
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing in {"torch", "transformers", "tokenizers", "safetensors", "tensorboardX", "jinja2"}:
-        reason += " (pip install 'rollart[train]' brings it)"
+        reason += " (run: pip install 'rollart[train]')"
     elif missing and f"{module}.".startswith(f"{missing}."):
         reason += f" (install {missing}, or put its folder on PYTHONPATH)"
     return reason
@@ -312,7 +314,7 @@ def _unregistered(kind: str, path: str) -> Registered:
 
 
 def _adapted(env_id: str) -> Registered:
-    """Return a bare spec of a foreign environment, from its adapter's."""
+    """Return a minimal spec of a foreign environment, from the spec of its adapter."""
     name, foreign = split_id(env_id) or ("", "")
     if not name or not foreign:
         raise UnknownIdError(f"{env_id!r} is not of the form 'ADAPTER::FOREIGN_ID'")
@@ -340,9 +342,7 @@ def _not_found(kind: str, plugin_id: str) -> UserError:
         aliases = {registered.key, getattr(registered.spec, "alias", None)}
         if registered.kind == kind and plugin_id in aliases:
             plugin = registered.plugin
-            return PluginError(
-                f"{plugin_id!r} is of plugin {plugin}, which is broken: {plugin.broken}"
-            )
+            return PluginError(f"{plugin_id!r} is from the broken plugin {plugin}: {plugin.broken}")
     near = did_you_mean(plugin_id, names(kind))
     message = f"no {SINGULAR[kind]} {plugin_id!r} is installed.{near}"
     broken = plugins().broken
@@ -350,7 +350,7 @@ def _not_found(kind: str, plugin_id: str) -> UserError:
         message += (
             f" ({len(broken)} broken: {', '.join(p.name for p in broken)}; see `rollart list`)"
         )
-    return UnknownIdError(message + f" `rollart list {kind}` shows what there is.")
+    return UnknownIdError(message + f" Run `rollart list {kind}` to list them.")
 
 
 def _signature_problems(kind: str, plugin_id: str, options: Mapping[str, object]) -> list[Problem]:

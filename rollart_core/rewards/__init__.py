@@ -1,1 +1,1 @@
-"""The scoring room: from a finished trajectory to its reward, beside the rollout and not in it."""
+"""The reward service: scores finished trajectories concurrently with the rollout."""

@@ -1,17 +1,17 @@
-"""Calls to the backends of one reward: asked with a deadline, hedged, tried again, left alone.
+"""Calls to the backends of one reward, with deadlines, hedging, retries and circuit breakers.
 
-    requests --> RetryingScorer: a backend that is not left alone --> answers: done
-                    ^                                   the reward's own failure: done, failed
-                    +-- wait, at random and longer <-- unreachable, too late, garbage
-                        each time; what failed together is asked one by one from then on
+    requests --> RetryingScorer: a backend with a closed breaker --> answers: done
+                    ^                              the reward's own failure: done, failed
+                    +-- random, growing wait <-- unreachable, too late, invalid
+                        from then on, requests that failed together are sent one by one
 
     call --> BackendClient: backend.invoke --------+--> the first good answer
-              |  longer than most calls take       |
-              +--> backend.invoke, the same key ---+   (only where a slot is free)
+              |  slower than most calls            |
+              +--> backend.invoke, the same key ---+   (only if a slot is free)
 
-Takes: requests of one call. Gives: for each a result, or the failure that says which reward and
-which backend it was. Never: takes a failure for a score, goes on after the common deadline, or
-makes more calls at once than there are slots.
+Takes: the requests of one call. Gives: for each a result, or a failure that names the reward and
+the backend. Never: treats a failure as a score, continues after the common deadline, or makes more
+concurrent calls than there are slots.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ Failed: TypeAlias = RewardFailure | DeadlineFailure
 Outcome: TypeAlias = RewardResult | Failed
 
 TRY_AGAIN_S: Final = 0.1
-"""How often to look whether a backend that is left alone may be asked."""
+"""Interval to check whether an open circuit breaker allows a call, in seconds."""
 
 OnEvent: TypeAlias = Callable[[str, Mapping[str, object]], None]
-"""Hears of what happened: a kind, and plain JSON."""
+"""Event callback: receives a kind and plain JSON."""
 
 
 @dataclass(slots=True)
 class CallSlots:
-    """How many calls may be made at once."""
+    """A limit for concurrent calls."""
 
     num_free: int
     on_free: Callable[[], None] | None = None
-    """Hears when there is a place again."""
+    """Called when a slot becomes free."""
 
     def take(self) -> bool:
-        """Take a place; False where none is free."""
+        """Acquire a slot. Return False if none is free."""
         if self.num_free < 1:
             return False
         self.num_free -= 1
         return True
 
     def give(self) -> None:
-        """Give it back."""
+        """Release a slot."""
         self.num_free += 1
         if self.on_free is not None:
             self.on_free()
@@ -75,7 +75,7 @@ class CallSlots:
 
 @dataclass(frozen=True, slots=True)
 class BackendClientDependencies:
-    """What a client shares with the others of its reward."""
+    """Objects that the clients of one reward share."""
 
     reward_id: str
     stats: RewardStats
@@ -85,13 +85,13 @@ class BackendClientDependencies:
 
 
 class BackendClient:
-    """One backend, asked with a deadline; see the module.
+    """The client of one backend. See the module docstring.
 
     Args:
         name: Id of the backend.
         backend: The backend.
-        breaker: Says when it is left alone; None: never.
-        deps: Shared.
+        breaker: Decides when the backend gets no calls. None means never.
+        deps: Shared objects.
     """
 
     def __init__(
@@ -108,20 +108,20 @@ class BackendClient:
 
     @property
     def is_out(self) -> bool:
-        """Whether it is left alone, but for a call that finds out if it is there again."""
+        """Whether the backend gets no calls, except trials."""
         return self._breaker is not None and not self._breaker.closed
 
     def wait_s(self) -> float:
-        """Return after how many seconds it may be asked; 0: now."""
+        """Return the seconds until it may be called. 0 means now."""
         return self._breaker.wait_s(_now_s()) if self._breaker else 0.0
 
     async def ask(self, call: RewardCall) -> RewardAnswer:
         """Make a call.
 
         Raises:
-            BackendFailure: When it was not answered.
-            DeadlineFailure: When it was not answered in time.
-            RewardFailure: When the reward raised it for all of it.
+            BackendFailure: If there is no answer.
+            DeadlineFailure: If there is no answer in time.
+            RewardFailure: If the reward raised it for the whole call.
         """
         trial = self._breaker.begin() if self._breaker else False
         late = f"no answer within {call.deadline_s:.3g} s"
@@ -170,11 +170,11 @@ class BackendClient:
 
     @contextmanager
     def _measured(self, call: RewardCall) -> Iterator[list[RewardAnswer]]:
-        """Count a call whose block appends its answer.
+        """Measure a call. The block appends its answer.
 
         Raises:
-            BackendFailure: When the block raises anything else than a failure, or the answer has
-                other than one result for each request.
+            BackendFailure: If the block raises another error than a failure, or the answer does not
+                have one result per request.
         """
         stats = self._deps.stats
         number = stats.begun(_now_s())
@@ -191,7 +191,7 @@ class BackendClient:
         stats.answered(number, _now_s(), answers[0].cost)
 
     async def _is_slow(self, call: asyncio.Future[RewardAnswer]) -> bool:
-        """Wait until a call is slow and may be made again (True), or has ended (False)."""
+        """Wait until a call is slow and may be hedged (True), or has ended (False)."""
         hedge, began_s = self._deps.hedge, _now_s()
         while hedge is not None and not call.done():
             usual_s = self._deps.stats.slow_s(hedge.quantile, _now_s())
@@ -210,16 +210,16 @@ class BackendClient:
         return counts["hedges"] < hedge.max_share * first and self._deps.slots.take()
 
     def _second(self, call: RewardCall) -> asyncio.Future[RewardAnswer]:
-        """Make the call again, in a place that was taken for it."""
+        """Make the call again, in a slot that was acquired for it."""
         self._deps.stats.counts["hedges"] += 1
         self._say("reward_hedge", tickets=[r.ticket_id for r in call.requests])
         second = asyncio.ensure_future(self._timed(call))
-        # Not in the call itself, which may be cancelled before it has begun.
+        # Not in the call itself, which may be cancelled before it begins.
         second.add_done_callback(lambda _: self._deps.slots.give())
         return second
 
     async def _first_good(self, calls: Sequence[asyncio.Future[RewardAnswer]]) -> RewardAnswer:
-        """Return the first answer; raise what the first call raised when there is none."""
+        """Return the first answer. If there is none, raise the error of the first call."""
         waiting = set(calls)
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -229,7 +229,7 @@ class BackendClient:
                     return one.result()
         return calls[0].result()
 
-    # What its calls say of it
+    # Results of its calls
 
     def _succeeded(self, trial: bool) -> None:
         if self._breaker:
@@ -251,11 +251,11 @@ class BackendClient:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How often, and for how long."""
+    """Limits of retries."""
 
     reward_range: tuple[float, float]
     total_s: float
-    """All tries together."""
+    """Maximum seconds of all attempts together."""
     try_s: float
     max_tries: int = 6
     backoff_s: float = 0.2
@@ -264,19 +264,19 @@ class Rules:
 
 @dataclass(slots=True)
 class _Open:
-    """Requests without an answer yet."""
+    """Requests that have no answer yet."""
 
     requests: dict[int, RewardRequest]
     ends_s: float
     errors: dict[int, tuple[BackendClient, Failed]]
     useless: set[BackendClient]
-    """They will not do, however often they are asked."""
+    """Backends for which retries are useless."""
     client: BackendClient
-    """Where they were asked last."""
+    """The backend of the last attempt."""
     num_tries: int = 0
     found: dict[int, Outcome] = field(default_factory=dict)
     is_unclear: bool = False
-    """Whether one that failed may have failed the others: each is asked alone from now on."""
+    """Whether one failed request may have caused the other failures. Then each is sent alone."""
     alone: list[_Open] = field(default_factory=list)
 
     @property
@@ -284,7 +284,7 @@ class _Open:
         return [request.ticket_id for request in self.requests.values()]
 
     def split(self) -> None:
-        """Leave each request, all of which have failed, to be asked alone."""
+        """Split the requests, all of which have failed, so that each is sent alone."""
         self.alone = [
             _Open(
                 {i: request},
@@ -300,14 +300,14 @@ class _Open:
 
 
 class RetryingScorer:
-    """All tries of one score; see the module.
+    """All attempts of one score. See the module docstring.
 
     Args:
-        reward: Which reward.
-        clients: Its backends: the first, and those to fall back to.
-        rules: How often and how long.
-        stats: Counts.
-        on_event: Hears of every retry, fall-back and final failure.
+        reward: The reward.
+        clients: Its backends: the first one, then the fallbacks.
+        rules: Limits of retries.
+        stats: Statistics of the reward.
+        on_event: Called for every retry, fallback and final failure.
     """
 
     def __init__(
@@ -326,13 +326,13 @@ class RetryingScorer:
         self._on_event = on_event
 
     def ask(self, requests: Sequence[RewardRequest]) -> Coroutine[Any, Any, dict[int, Outcome]]:
-        """Return what is awaited for an outcome of each request, by its place."""
+        """Return an awaitable of the outcome of each request, by its index."""
         ends_s = _now_s() + self._rules.total_s
         left = _Open(dict(enumerate(requests)), ends_s, {}, set(), self._clients[0])
         return self._answered(left, asyncio.Lock())
 
     async def _answered(self, left: _Open, turn: asyncio.Lock) -> dict[int, Outcome]:
-        """Return an outcome for each open request; a call is made while ``turn`` is held."""
+        """Return an outcome for each open request. Calls are made while ``turn`` is held."""
         asked, found = dict(left.requests), left.found
         async for attempt in self._retrying(left):
             with attempt:
@@ -358,7 +358,7 @@ class RetryingScorer:
         return {**named, **{i: outcome for task in tasks for i, outcome in task.result().items()}}
 
     async def _may_ask(self, left: _Open) -> bool:
-        """Choose the backend of the next try; False if there is none, or nothing to ask."""
+        """Select the backend of the next attempt. False if there is none, or no open request."""
         if left.is_unclear:
             left.split()
         if not left.requests or _now_s() >= left.ends_s:
@@ -368,9 +368,9 @@ class RetryingScorer:
         return client is not None
 
     def _take(self, results: Sequence[Outcome], call: RewardCall, left: _Open) -> None:
-        """Take what a try gave for each open request."""
+        """Process the result of an attempt for each open request."""
         outcomes, client = self._outcomes(left, call, results), left.client
-        left.num_tries += not client.is_out  # an outage is not the fault of the request
+        left.num_tries += not client.is_out  # an outage does not count as an attempt of the request
         unclear = self._unclear(outcomes)
         left.is_unclear = bool(unclear)
         for index, outcome in outcomes.items():
@@ -381,7 +381,7 @@ class RetryingScorer:
                 left.errors[index] = (client, outcome)
 
     def _retrying(self, left: _Open) -> AsyncRetrying:
-        """Return the policy: how long to wait before the next try, and whether there is one."""
+        """Return the retry policy: the wait before the next attempt, and whether to stop."""
         from tenacity import AsyncRetrying, retry_if_result, wait_random_exponential
 
         rules = self._rules
@@ -417,7 +417,7 @@ class RetryingScorer:
         )
 
     async def _free_backend(self, left: _Open) -> BackendClient | None:
-        """Return the first backend that may be asked; wait for one until time is up."""
+        """Return the first backend that may be called. Wait for one until the time limit."""
         while True:
             able = [client for client in self._clients if client not in left.useless]
             for client in able:
@@ -432,7 +432,7 @@ class RetryingScorer:
             await asyncio.sleep(max(0.001, wait_s))
 
     def _call_for(self, left: _Open) -> RewardCall:
-        """Return the call for what is open."""
+        """Return the call for the open requests."""
         requests = tuple(left.requests.values())
         return RewardCall(
             requests,
@@ -444,7 +444,7 @@ class RetryingScorer:
     def _outcomes(
         self, left: _Open, call: RewardCall, results: Sequence[Outcome]
     ) -> dict[int, Outcome]:
-        """Return what a call gave for each open request; a group fails as a whole."""
+        """Return the outcome of a call for each open request. A group fails as a whole."""
         outcomes = [self._checked(result) for result in results]
         failed = [outcome for outcome in outcomes if not isinstance(outcome, RewardResult)]
         if failed and call.group:
@@ -460,7 +460,7 @@ class RetryingScorer:
             return e
 
     def _unclear(self, outcomes: Mapping[int, Outcome]) -> set[int]:
-        """Return the requests whose failure may be the fault of another one in their call."""
+        """Return the requests whose failure may be caused by another request in their call."""
         failed = {i: one for i, one in outcomes.items() if not isinstance(one, RewardResult)}
         if self._reward.group or len(failed) < 2:
             return set()
@@ -468,7 +468,7 @@ class RetryingScorer:
         return {i for i, one in failed.items() if times[id(one)] > 1 or _is_hopeless(one)}
 
     def _is_final(self, outcome: Outcome, client: BackendClient, left: _Open) -> bool:
-        """Whether asking again, there or elsewhere, cannot change it."""
+        """Return whether a retry, on this or another backend, cannot change the outcome."""
         if isinstance(outcome, BackendFailure):
             if _is_hopeless(outcome):
                 left.useless.add(client)
@@ -479,12 +479,12 @@ class RetryingScorer:
         if index in left.errors:
             return left.errors[index][1]
         return DeadlineFailure(
-            f"no backend could be asked within {self._rules.total_s:g} s: it failed too often",
+            f"no backend could be called within {self._rules.total_s:g} s: too many failures",
             boundary="reward.score",
         )
 
     def _named(self, outcome: Outcome, last: tuple[BackendClient, Failed] | None) -> Outcome:
-        """Return a failure that says which reward and which backend it was."""
+        """Return a failure that names the reward and the backend."""
         if isinstance(outcome, RewardResult):
             return outcome
         client = last[0] if last else self._clients[0]
@@ -511,12 +511,12 @@ class RetryingScorer:
 
 
 def _is_hopeless(outcome: Failed) -> bool:
-    """Whether the same backend will do no better when it is asked the same again."""
+    """Return whether a retry on the same backend is useless."""
     return isinstance(outcome, BackendFailure) and not outcome.again
 
 
 def _heard(call: asyncio.Future[RewardAnswer]) -> None:
-    """Take note of what nobody waits for any more."""
+    """Retrieve the exception of a call without a waiter, so that asyncio does not log it."""
     if not call.cancelled():
         call.exception()
 

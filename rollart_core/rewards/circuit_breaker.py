@@ -1,10 +1,11 @@
-"""A circuit breaker: a backend that keeps failing is left alone for a while.
+"""A circuit breaker: stops the calls to a failing backend for some time.
 
     closed --failures in a row--> open --after open_s--> one trial --well--> closed
                                     ^                        |
                                     +--------- badly --------+
 
-Takes: how calls went, and the time. Gives: how long to wait before the next. Never: reads a clock.
+Takes: the outcomes of calls, and the time. Gives: the wait before the next call. Never: reads a
+clock.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from __future__ import annotations
 from typing import Literal
 
 Change = Literal["opened", "closed"]
-"""What an outcome has changed, where it has changed something."""
+"""The state change after an outcome."""
 
 
 class CircuitBreaker:
-    """See the module.
+    """The state of one backend. See the module docstring.
 
     Args:
-        failures: In a row, after which it opens.
-        open_s: Seconds until it lets one trial through.
+        failures: Consecutive failures after which it opens.
+        open_s: Seconds until it allows one trial.
     """
 
     def __init__(self, failures: int, open_s: float) -> None:
@@ -32,13 +33,13 @@ class CircuitBreaker:
 
     @property
     def closed(self) -> bool:
-        """Whether calls go through."""
+        """Whether calls are allowed."""
         return self._opens_at is None
 
     def wait_s(self, now_s: float) -> float:
-        """Return after how many seconds a call may be made; 0: now.
+        """Return the seconds until a call may be made. 0 means now.
 
-        While a trial is under way nobody knows: the answer is when to ask again.
+        During a trial the wait is unknown. The result is then the time until the next check.
         """
         if self._opens_at is None:
             return 0.0
@@ -47,19 +48,19 @@ class CircuitBreaker:
         return max(0.0, self._opens_at - now_s)
 
     def begin(self) -> bool:
-        """A call is made; return whether it is the trial of an open breaker."""
+        """Record the start of a call. Return whether it is the trial of an open breaker."""
         self._on_trial = not self.closed
         return self._on_trial
 
     def succeeded(self, *, trial: bool) -> Change | None:
-        """A call went well. One that was made before the breaker opened says nothing of now."""
+        """Record a success. A call from before the breaker opened does not close it."""
         if not self.closed and not trial:
             return None
         self._in_a_row, self._opens_at, self._on_trial = 0, None, False
         return "closed" if trial else None
 
     def failed(self, now_s: float, *, trial: bool) -> Change | None:
-        """A call went badly."""
+        """Record a failure."""
         self._in_a_row += 1
         if self.closed and self._in_a_row < self._limit:
             return None
@@ -69,6 +70,6 @@ class CircuitBreaker:
         return "opened" if was_closed else None
 
     def given_up(self, *, trial: bool) -> None:
-        """A call was cancelled and says nothing; if it was the trial, the next one is."""
+        """Record a cancelled call. If it was the trial, the next call is the trial."""
         if trial:
             self._on_trial = False

@@ -1,12 +1,12 @@
-"""The reward service of a run: a queue for each reward, its backends, and groups that wait.
+"""The reward service of a run: a queue for each reward, its backends, and waiting groups.
 
-    episode --request--> scorer --> [groups: until all are there] --> queue --> backend
+    episode --request--> scorer --> [groups: wait for all members] --> queue --> backend
        |                   |
-       +-- its place is free at once (``on_played``)
+       +-- its slot is free immediately (``on_played``)
 
-Takes: a run's rewards and its section ``scoring``. Gives: for each environment what scores its
-trajectories; what that has cost. Never: builds a backend that no reward of the run needs, or
-decides who belongs to a group (the scheduler does).
+Takes: a run's rewards and its section ``scoring``. Gives: a scorer for each environment, and the
+cost of scoring. Never: builds a backend that no reward of the run needs, or decides the members of
+a group (the scheduler does).
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ from rollart_core.rewards.validation import trimmed
 
 Scorer: TypeAlias = Callable[[RewardRequest], Awaitable[RewardResult]]
 OnPlayed: TypeAlias = Callable[[str, int], None]
-"""Hears the ticket and the attempt of an episode that only waits for its score."""
+"""Callback with the ticket and the attempt of an episode that only waits for its score."""
 
 ScoreGroup: TypeAlias = Callable[[Sequence[RewardRequest]], Awaitable[list[RewardResult]]]
 
 
 @dataclass(frozen=True, slots=True)
 class RewardServicePlan:
-    """What a room is made of."""
+    """The inputs of a reward service."""
 
     scoring: Scoring
     backends: Sequence[ResolvedPlugin[RewardBackendSpec]]
-    """The first, and the one to fall back to where there is one."""
+    """The first backend, and the fallback if there is one."""
     reward_s: float
-    """All tries of one score together."""
+    """Maximum seconds of all attempts of one score."""
 
 
 class RewardService:
-    """Scores for all environments of a run; see the module."""
+    """Scores the trajectories of all environments of a run. See the module docstring."""
 
     def __init__(self, plan: RewardServicePlan, on_event: OnEvent | None = None) -> None:
-        """Describe it; backends are built with the first scorer that needs them.
+        """Create the service. Backends are built with the first scorer that needs them.
 
         Args:
-            plan: What it is made of.
-            on_event: Hears of retries, hedges, fall-backs and failures.
+            plan: The inputs of the service.
+            on_event: Called for retries, hedges, fallbacks and failures.
         """
         self._plan = plan
         self._queues: dict[str, RewardQueue] = {}
@@ -79,42 +79,42 @@ class RewardService:
         self._groups = WaitingGroups()
         self.on_event: OnEvent = _nobody if on_event is None else on_event
         self.on_played: OnPlayed | None = None
-        """Releases the slot of an episode that waits for its score; None: groups do not wait."""
+        """Releases the slot of an episode that waits for its score. None if groups do not wait."""
 
     def scorer(self, reward: ResolvedPlugin[RewardSpec] | None) -> Scorer:
-        """Return what scores the trajectories of one environment.
+        """Return the scorer of one environment's trajectories.
 
         Args:
-            reward: Its reward; None: what the environment itself returned.
+            reward: Its reward. None means the return of the environment.
 
         Raises:
-            UserError: When a backend, or a reward that runs in this process, cannot be built.
+            UserError: If a backend, or a reward that runs in this process, cannot be built.
         """
         if reward is None:
             return _env_return
         return partial(self._score, self._queue_of(reward), reward.spec.group)
 
     async def open(self) -> None:
-        """Find out whether all backends can be asked.
+        """Check whether all backends can be called.
 
         Raises:
-            ConfigError: When one cannot.
+            ConfigError: If a backend cannot be called.
         """
         for queue in self._queues.values():
             await queue.open()
 
     async def close(self) -> None:
-        """End everything; may be called twice."""
+        """Stop everything. May be called twice."""
         await self._groups.close()
         for queue in self._queues.values():
             await queue.close()
 
     def score_group(self, ticket_ids: Sequence[str]) -> None:
-        """Score the members of a group, who have all played and wait."""
+        """Score the members of a group, which have all finished and wait."""
         self._groups.score(ticket_ids)
 
     def metrics(self) -> dict[str, float]:
-        """Return what scores have cost so far, and what there is to do, by metric name."""
+        """Return the cost of scoring so far and the current load, by metric name."""
         return {
             f"scoring/{name}/{key}" if len(self._queues) > 1 else f"scoring/{key}": value
             for name, queue in self._queues.items()
@@ -122,7 +122,7 @@ class RewardService:
         }
 
     def totals(self) -> dict[str, dict[str, float]]:
-        """Return what scores have cost: reward -> numbers."""
+        """Return the cost of scoring: reward -> numbers."""
         return {name: queue.stats.numbers() for name, queue in self._queues.items()}
 
     def _score(
@@ -136,7 +136,7 @@ class RewardService:
         return queue.score(request, whole=group)
 
     def _queue_of(self, reward: ResolvedPlugin[RewardSpec]) -> RewardQueue:
-        """Return the queue of a reward; those with the same options share one."""
+        """Return the queue of a reward. Rewards with the same options share one."""
         for name, known in self._rewards.items():
             if (known.spec.id, known.options) == (reward.spec.id, reward.options):
                 return self._queues[name]
@@ -208,7 +208,7 @@ async def _env_return(request: RewardRequest) -> RewardResult:
 
 
 def _nobody(kind: str, payload: Mapping[str, object]) -> None:
-    """Hear nothing."""
+    """Ignore the event."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,10 +219,10 @@ class _Member:
 
 
 class WaitingGroups:
-    """Members of groups that are scored together: each waits until all are there.
+    """Members of groups that are scored together. Each waits until all have finished.
 
-    member played --> wait(request) ------------------------------------+
-    scheduler: all played, or lost --> score(group_id, tickets) --> one result each
+    member finished --> wait(request) ---------------------------------------+
+    scheduler: all finished or lost --> score(ticket_ids) --> one result each
     """
 
     def __init__(self) -> None:
@@ -230,15 +230,15 @@ class WaitingGroups:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def wait(self, request: RewardRequest, score: ScoreGroup) -> RewardResult:
-        """Return the member's result, once its group was scored.
+        """Return the member's result after its group has been scored.
 
         Args:
-            request: The member's.
+            request: The request of the member.
             score: Scores its group.
 
         Raises:
-            RewardFailure: When the group cannot be scored.
-            DeadlineFailure: When it took too long.
+            RewardFailure: If the group cannot be scored.
+            DeadlineFailure: If scoring took too long.
         """
         member = _Member(request, score, asyncio.get_running_loop().create_future())
         self._members[request.ticket_id] = member
@@ -249,7 +249,7 @@ class WaitingGroups:
                 del self._members[request.ticket_id]
 
     def score(self, ticket_ids: Sequence[str]) -> None:
-        """Score these members, who are all there; in the background."""
+        """Score these members, which all wait. Runs in the background."""
         members = [self._members[t] for t in ticket_ids if t in self._members]
         if members:
             call = asyncio.ensure_future(_score(members))
@@ -257,7 +257,7 @@ class WaitingGroups:
             call.add_done_callback(self._calls.discard)
 
     async def close(self) -> None:
-        """End what is under way; may be called twice."""
+        """Stop all scoring. May be called twice."""
         calls = list(self._calls)
         for call in calls:
             call.cancel()
@@ -283,7 +283,7 @@ async def _score(members: Sequence[_Member]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RewardQueueDependencies:
-    """What a queue is made of."""
+    """The components of a queue."""
 
     reward_id: str
     clients: Sequence[BackendClient]
@@ -297,7 +297,7 @@ class RewardQueueDependencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pending:
-    """What somebody waits for: one request, or a whole group."""
+    """A pending score: one request, or a whole group."""
 
     requests: tuple[RewardRequest, ...]
     results: asyncio.Future[list[RewardResult]]
@@ -306,12 +306,13 @@ class _Pending:
 
 
 class RewardQueue:
-    """The queue of one reward: scores wait for a place, and travel together where they may.
+    """The queue of one reward: requests wait for a slot, and share calls where possible.
 
         score(request) --> queue --> up to batch_size in a call, max_concurrent calls --> retrying
-        score_group(requests) -^     (a group is a call by itself)
+        score_group(requests) -^     (a group is one call)
 
-    No time runs for what still waits in the queue, and no request fails for another's sake.
+    The deadline does not run while a request waits in the queue. No request fails because of
+    another.
     """
 
     def __init__(self, deps: RewardQueueDependencies) -> None:
@@ -324,14 +325,14 @@ class RewardQueue:
 
     @property
     def stats(self) -> RewardStats:
-        """What its scores have cost."""
+        """The cost of its scores."""
         return self._deps.stats
 
     async def open(self) -> None:
-        """Find out whether its backends can be asked.
+        """Check whether its backends can be called.
 
         Raises:
-            ConfigError: When one cannot.
+            ConfigError: If a backend cannot be called.
         """
         for client in self._deps.clients:
             try:
@@ -344,12 +345,12 @@ class RewardQueue:
         """Score one trajectory.
 
         Args:
-            request: Of the trajectory.
-            whole: Whether it is a group by itself.
+            request: The request of the trajectory.
+            whole: Whether it is a complete group.
 
         Raises:
-            RewardFailure: When it cannot be.
-            DeadlineFailure: When it took too long.
+            RewardFailure: If it cannot be scored.
+            DeadlineFailure: If scoring took too long.
         """
         with self._entered((request,), whole=whole) as results:
             return (await results)[0]
@@ -358,21 +359,21 @@ class RewardQueue:
         """Score a whole group in one call.
 
         Raises:
-            RewardFailure: When one of its members cannot be scored.
-            DeadlineFailure: When it took too long.
+            RewardFailure: If one of its members cannot be scored.
+            DeadlineFailure: If scoring took too long.
         """
         with self._entered(tuple(requests), whole=True) as results:
             return await results
 
     def gauges(self) -> Mapping[str, float]:
-        """Return what there is to count now."""
+        """Return the current gauges."""
         found = {"waiting": float(len(self._queue)), "in_flight": float(len(self._calls))}
         for client in self._deps.clients:
             found.update(client.backend.gauges())
         return found
 
     async def close(self) -> None:
-        """End all calls and close the backends; may be called twice."""
+        """Stop all calls and close the backends. May be called twice."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -390,14 +391,14 @@ class RewardQueue:
     def _entered(
         self, requests: tuple[RewardRequest, ...], *, whole: bool
     ) -> Iterator[asyncio.Future[list[RewardResult]]]:
-        """Put requests into the queue; taken back if the block, which awaits them, is cancelled."""
+        """Put requests into the queue. Remove them if the block is cancelled."""
         if self._closed:
             raise RewardFailure("scoring has ended", boundary="reward.score")
         loop = asyncio.get_running_loop()
         carried = tuple(trimmed(request, self._deps.needs) for request in requests)
         asked = _Pending(carried, loop.create_future(), loop.time(), whole)
         self._queue.append(asked)
-        loop.call_soon(self._pump)  # so that what comes at once can travel together
+        loop.call_soon(self._pump)  # so that requests that arrive together can share a call
         try:
             yield asked.results
         except asyncio.CancelledError:
@@ -405,7 +406,7 @@ class RewardQueue:
             raise
 
     def _pump(self) -> None:
-        """Make calls while there are slots, and something to ask."""
+        """Make calls while there are free slots and pending requests."""
         while self._queue and not self._closed and self._ripe() and self._deps.slots.take():
             batch = [self._queue.popleft()]
             while self._queue and self._fits(batch, self._queue[0]):
@@ -419,7 +420,7 @@ class RewardQueue:
         return len(batch) < self._deps.batch_size and not (asked.whole or batch[0].whole)
 
     def _ripe(self) -> bool:
-        """Whether the next call need not wait to be filled; looks again when it must."""
+        """Return whether the next call can start without waiting for more requests."""
         wait_s, first = self._deps.batch_wait_s, self._queue[0]
         if not wait_s or first.whole or len(self._queue) >= self._deps.batch_size:
             return True
@@ -436,7 +437,7 @@ class RewardQueue:
         self._pump()
 
     def _ended(self, call: asyncio.Task[dict[int, Outcome]]) -> None:
-        """Answer each request of a call, and free its place; by a fault of ours, all fail."""
+        """Answer each request of a call and release its slot. On an internal error, fail all."""
         batch = self._calls.pop(call)
         error = None if call.cancelled() else call.exception()
         answered = not call.cancelled() and error is None
@@ -453,7 +454,7 @@ class RewardQueue:
         self._deps.slots.give()
 
     def _forget(self, asked: _Pending) -> None:
-        """Nobody waits for it: take it back, or end its call when that was all it was for."""
+        """Remove a request without a waiter, or cancel its call if it has no other request."""
         if asked in self._queue:
             self._queue.remove(asked)
             return

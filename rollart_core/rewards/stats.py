@@ -1,7 +1,7 @@
-"""What the scores of one reward have cost: calls, seconds, starts, money.
+"""The cost of one reward's scores: calls, seconds, cold starts, money.
 
-Takes: each call as it ends. Gives: flat numbers, of the last calls and of the whole run. Never:
-keeps a request.
+Takes: each call at its end. Gives: flat numbers, for the last calls and for the whole run. Never:
+stores a request.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Final
 from rollart_core.contracts.reward import RewardCost
 
 NUM_RECENT: Final = 1024
-"""Calls whose times the quantiles are of."""
+"""Number of recent calls in the quantiles."""
 NUM_USUAL: Final = 20
-"""Calls that must have been seen before one can be called slow."""
+"""Minimum number of calls before a call can count as slow."""
 LOOK_S: Final = 0.1
-"""For how long an estimate of what is usual is good."""
+"""Seconds for which an estimate of the usual time is reused."""
 COUNTS: Final = (
     *("scores", "failed", "calls", "invocations", "broken"),
     *("retries", "hedges", "hedges_won", "fallbacks"),
 )
-"""``failed``: scores that failed for good; ``broken``: calls without an answer."""
+"""``failed``: scores that failed permanently. ``broken``: calls without an answer."""
 
 
 class RewardStats:
-    """The account of one reward on its backends."""
+    """The statistics of one reward on its backends."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -39,13 +39,13 @@ class RewardStats:
         self._num_known = 0
 
     def begun(self, now_s: float) -> int:
-        """A call is made; return what it is known by here."""
+        """Record the start of a call and return its number."""
         self.counts["calls"] += 1
         self._since_s[self.counts["calls"]] = now_s
         return self.counts["calls"]
 
     def answered(self, call: int, now_s: float, cost: RewardCost) -> None:
-        """A call was answered."""
+        """Record an answered call."""
         self._took_s.append(now_s - self._since_s.pop(call))
         self.counts["invocations"] += cost.num_invocations
         self._gb_s += cost.billed_gb_s
@@ -54,22 +54,22 @@ class RewardStats:
             self._num_cold += cost.cold
 
     def unanswered(self, call: int) -> None:
-        """A call was not answered; somebody may have worked on it all the same."""
+        """Record a call without an answer. A backend may still have run it."""
         del self._since_s[call]
         self.counts["invocations"] += 1
 
     def quantile_s(self, share: float) -> float | None:
-        """Return the time that this share of the last calls stayed below; None without any."""
+        """Return the quantile of the last calls' times. None if there were no calls."""
         ordered = sorted(self._took_s)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
     def slow_s(self, share: float, now_s: float) -> float | None:
-        """Return the time within which this share of calls is answered; None: not known yet.
+        """Return the time within which this share of calls is answered. None if not known yet.
 
-        Calls under way count for as long as they have been: of many that began together the first
-        answers are the quick ones, and say little of what is usual (Kaplan and Meier 1958,
+        Running calls count with their time so far. Among calls that began together, the first
+        answers are the fast ones and do not represent the usual time (Kaplan and Meier 1958,
         doi:10.1080/01621459.1958.10501452, eq. 2b: the product of (n - 1) / n over all answers,
-        with n calls that took as long, or still may).
+        where n is the number of calls that took or may still take at least as long).
         """
         if len(self._took_s) < NUM_USUAL:
             return None
@@ -89,7 +89,7 @@ class RewardStats:
         return None
 
     def numbers(self) -> dict[str, float]:
-        """Return all of it; what is not known is not there."""
+        """Return all known numbers. Unknown numbers are omitted."""
         found = {name: float(self.counts[name]) for name in COUNTS}
         found["gb_s"] = self._gb_s
         if self._num_known:

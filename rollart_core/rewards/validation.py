@@ -1,7 +1,7 @@
-"""What goes to a reward, and what comes back: trimmed, named, checked.
+"""Requests to rewards and their results: trimming, idempotency keys, validation.
 
-Takes: requests and results. Gives: requests with what the reward needs alone, a key for each call,
-and results that are finite and in range. Never: mends a result.
+Takes: requests and results. Gives: requests with only the needed data, a key for each call, and
+results that are finite and in range. Never: fixes a result.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _EMPTY: Final[dict[Need, Any]] = {
     "success": None,
     "components": {},
 }
-"""What stands for a field that a reward does not need."""
+"""The default of each field that a reward does not need."""
 
 
 def trimmed(request: RewardRequest, needs: Sequence[Need] | None) -> RewardRequest:
-    """Return a request with what the reward needs, and nothing else of the episode."""
+    """Return a request with only the episode data that the reward needs."""
     if needs is None:
         return request
     left_out = {name: empty for name, empty in _EMPTY.items() if name not in needs}
@@ -39,17 +39,17 @@ def trimmed(request: RewardRequest, needs: Sequence[Need] | None) -> RewardReque
 
 
 def idempotency_key(reward: RewardRef, requests: Sequence[RewardRequest]) -> str:
-    """Return a key of what is asked: the same for the same reward, options and requests."""
+    """Return the key of a call: the same for the same reward, options and requests."""
     told = [[getattr(request, name) for name in _FIELDS] for request in requests]
     text = json.dumps([reward.id, reward.options, told], sort_keys=True, default=_plain)
     return blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 def checked_result(result: object, reward_range: tuple[float, float]) -> RewardResult:
-    """Return a result that may be trained on.
+    """Return a validated result.
 
     Raises:
-        RewardFailure: When it is none, not finite, or out of range.
+        RewardFailure: If it is not a result, not finite, or out of range.
     """
     problem = result_problem(result, reward_range)
     if problem:
@@ -59,5 +59,5 @@ def checked_result(result: object, reward_range: tuple[float, float]) -> RewardR
 
 
 def _plain(value: object) -> object:
-    """Return what JSON does not know as something that it does."""
+    """Convert a value that JSON does not support."""
     return dict(value) if isinstance(value, Mapping) else str(value)

@@ -1,1 +1,1 @@
-"""The making of trajectories: environment, conversation, engine, one episode at a time."""
+"""Rollouts: episodes of a policy in an environment. Each one becomes a trajectory."""

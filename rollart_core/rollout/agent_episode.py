@@ -1,9 +1,9 @@
-"""One episode of an agent task: its program runs, and what it asks the gateway is the trajectory.
+"""One episode of an agent task, whose trajectory is the program's requests to the gateway.
 
-    prepare -> [a gateway session: run the program, which asks as it likes] -> finish -> reward
+    prepare -> [a gateway session: run the program, which sends requests] -> finish -> reward
 
-Takes: a ticket and the parts it needs. Gives: a :class:`Trajectory`, failed ones included. Never:
-retries, scores a failure, or leaves a program, a key or a session behind.
+Takes: a ticket and the dependencies of its episode. Gives: a :class:`Trajectory`, also for a failed
+episode. Never: retries, scores a failure, or leaves a program, a key or a session behind.
 """
 
 from __future__ import annotations
@@ -34,30 +34,31 @@ if TYPE_CHECKING:
     from rollart_core.gateway.session import GatewaySession
 
 LAST_WORDS_S: Final = 10.0
-"""How long a program may go on once its budget is spent; what it leaves is judged."""
+"""Seconds that a program may continue once its budget is spent; its result is judged."""
 STOP_S: Final = 15.0
-"""How long its end may take after that."""
+"""Maximum seconds to stop the program after that."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentDependencies:
-    """What episodes of agents are made of; shared by all of a run."""
+    """The dependencies of agent episodes, shared by all episodes of a run."""
 
     env: EnvRef
     envs: EnvPool
     gateway: Gateway | None
-    """None where no program runs."""
+    """None if no program runs."""
     score: Callable[[RewardRequest], Awaitable[RewardResult]]
     limits: EpisodeLimits
     model: str = "policy"
-    """What programs are to call the model."""
+    """The model name that programs use in requests."""
     acts: Literal["program", "expert", "nobody"] = "program"
-    """Who does the task: for baselines its own ``solve``, or nobody, before it is judged."""
+    """Who does the task before it is judged: its program, or for baselines its own ``solve`` or
+    nobody."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """What has happened so far."""
+    """The state of the episode so far."""
 
     gateway_session: GatewaySession | None = None
     result: AgentResult | None = None
@@ -93,7 +94,7 @@ async def run_agent_episode(
     """Execute one attempt of a ticket, as :func:`rollart_core.rollout.episode.run_episode` does.
 
     Raises:
-        asyncio.CancelledError: When cancelled from outside; everything is given back before.
+        asyncio.CancelledError: If the caller cancels it; all resources are released first.
     """
     record = _Record()
 
@@ -112,7 +113,7 @@ async def run_agent_episode(
             result = await _play(ticket, start_version, deps, record, temperature)
         scored = await deps.score(_request(ticket, record, result))
     except EpisodeError as e:
-        # A program that waits in vain for an answer fails by its deadline, but not of it.
+        # If a program waits for a failed generation, the deadline is not the cause of its failure.
         failure, missing = (
             e.failure(),
             record.gateway_session.failure if record.gateway_session else None,
@@ -156,7 +157,7 @@ async def _play(
         if deps.acts != "program":
             record.result = await _finished(episode, Recorded(), limits)
             return record.result
-        assert deps.gateway is not None, "a program has somebody to ask"
+        assert deps.gateway is not None, "a program needs a gateway"
         endpoint = deps.gateway.episode(
             ticket, limits, start_version=start_version, temperature=temperature
         )
@@ -173,7 +174,7 @@ async def _play(
 
 
 async def _finished(episode: EnvEpisode, recorded: Recorded, limits: EpisodeLimits) -> AgentResult:
-    """Have an episode judged; its reward is in the declared range."""
+    """Judge an episode, and check that its reward is in the declared range."""
     result = await episode.finish(recorded)
     check_return(result.reward, limits, "agent.finish")
     return result
@@ -182,7 +183,7 @@ async def _finished(episode: EnvEpisode, recorded: Recorded, limits: EpisodeLimi
 async def _ended(
     episode: EnvEpisode, where: Endpoint, gateway_session: GatewaySession, timeout_s: float
 ) -> EpisodeError | None:
-    """Run the program to its end, or a little beyond that of its budget; return what it raised."""
+    """Run the program until it ends or is stopped after its budget; return its error."""
     program = asyncio.ensure_future(episode.run(where, timeout_s=timeout_s))
     async with _ending(program), _waiting(gateway_session.spent) as spent:
         await asyncio.wait({program, spent}, return_when=asyncio.FIRST_COMPLETED)
@@ -198,23 +199,23 @@ async def _ended(
 
 
 def _judgeable(gateway_session: GatewaySession, error: EpisodeError | None) -> None:
-    """Raise what keeps the episode from being judged, if anything does."""
+    """Raise an error if the episode cannot be judged."""
     if gateway_session.failure is not None:
         raise InferenceFailure(
             gateway_session.failure.message, boundary=gateway_session.failure.boundary
         )
     if gateway_session.truncated:
-        return  # it may well have raised over that
+        return  # its error is probably a result of the truncation
     if error is not None:
         raise error
     if not gateway_session.turns:
-        message = f"the program ended without asking anything of {gateway_session.base_url}"
+        message = f"the program ended without a request to {gateway_session.base_url}"
         raise EnvironmentFailure(message, boundary="agent.run")
 
 
 @contextlib.asynccontextmanager
 async def _ending(program: asyncio.Future[None]) -> AsyncIterator[None]:
-    """Let go of the wait for a program; the worker ends the program itself with the episode."""
+    """Cancel the wait for a program; the worker stops the program at the end of the episode."""
     try:
         yield
     finally:

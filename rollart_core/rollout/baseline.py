@@ -1,15 +1,15 @@
-"""Players that are not the policy: baselines, and the expert whose episodes are trained on.
+"""Players other than the policy: baselines, and the expert of demonstrations.
 
-    oracle   what the environment's own expert does
-    noop     says nothing, turn after turn
-    random   draws among the actions that are offered, or else calls and words of the page
+    oracle   plays the actions of the environment's expert
+    noop     plays empty actions
+    random   draws from the offered actions, else from tool calls and words of the observation
 
-An agent's program owns its loop: in its place the oracle solves the task, and a no-op leaves it as
-it lies; only the random player answers what the program asks, with words of its prompt.
+For an agent task, the oracle solves the task in place of the program, and the no-op leaves it
+unchanged. The random player answers the requests of the program, with words of the prompt.
 
-Takes: an episode under way and the request of its next turn. Gives: an action, in the shape of a
-text answer, or in tokens for an agent; an :class:`Expert` gives tokens, recorded as if the engine
-had sampled them. Never: asks an engine, or draws from anything but the seed, the ticket and the
+Takes: a running episode and the request of its next turn. Gives: an action as a text answer, or as
+tokens for an agent. An :class:`Expert` gives tokens, which are recorded as if the engine had
+sampled them. Never: calls an engine, or uses randomness other than the seed, the ticket and the
 turn.
 """
 
@@ -46,7 +46,7 @@ class Baseline:
         """Return the next action.
 
         Raises:
-            EnvironmentFailure: When the expert has none.
+            EnvironmentFailure: If the expert has no action.
         """
         action = await self._action(episode, request.sampling_key)
         said = TextAnswer(action)
@@ -70,17 +70,17 @@ class Baseline:
 
 
 class DrawsWords:
-    """Stands where a run has an engine, and answers with a word drawn by the request's key.
+    """Replaces the engine, and answers with a word drawn with the request's key.
 
     Args:
-        tokenizer: What requests and answers are written in.
+        tokenizer: The tokenizer of requests and answers.
     """
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Return a word of the prompt, or of no language; the logprobs, 0, are nobody's."""
+        """Return a word of the prompt or a random word; its logprobs, 0, have no meaning."""
         said = self._tokenizer.decode(request.token_ids, skip_special_tokens=True)
         word = random_words(random.Random(request.sampling_key), said, None)
         tokens = [*self._tokenizer.encode(word), self._tokenizer.stop_token_ids[0]]
@@ -90,30 +90,30 @@ class DrawsWords:
         return GenerateResult(tokens, [0.0] * len(tokens), spans, "stop" if ended else "length")
 
     async def release(self, session_id: str) -> None:
-        """Forget nothing."""
+        """Do nothing."""
 
 
 class NobodyGenerates:
-    """Stands where a run has an engine, in an evaluation without a model."""
+    """Replaces the engine in an evaluation without a model."""
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Refuse.
+        """Raise an error.
 
         Raises:
             InferenceFailure: Always.
         """
-        raise InferenceFailure("there is no model in this evaluation", boundary="generate")
+        raise InferenceFailure("this evaluation has no model", boundary="generate")
 
     async def release(self, session_id: str) -> None:
-        """Forget nothing."""
+        """Do nothing."""
 
 
 class Expert:
-    """What the ``oracle()`` of environments does, in tokens.
+    """Plays the actions of ``oracle()`` as tokens.
 
     Args:
-        tokenizer: The policy's.
-        start_version: Policy version that the tokens are said to be of.
+        tokenizer: The policy's tokenizer.
+        start_version: The policy version that is recorded for the tokens.
         calls_tools: Whether actions are tool calls.
     """
 
@@ -128,8 +128,8 @@ class Expert:
         """Return the expert's next turn.
 
         Raises:
-            EnvironmentFailure: When it has none, or the chat template does not take it.
-            ContextOverflow: When it does not fit in what room the request leaves.
+            EnvironmentFailure: If it has no action, or the chat template refuses it.
+            ContextOverflow: If it has more tokens than the request allows.
         """
         action = await episode.oracle()
         if action is None:
@@ -138,19 +138,19 @@ class Expert:
         token_ids = [*self._tokenizer.encode(text), self._tokenizer.stop_token_ids[0]]
         if len(token_ids) > request.max_new_tokens:
             raise ContextOverflow(
-                f"the expert's turn takes {len(token_ids)} tokens, and there is room for "
+                f"the expert's turn has {len(token_ids)} tokens, but the limit is "
                 f"{request.max_new_tokens} (rollout.max_new_tokens, rollout.max_context_tokens)"
             )
         num = len(token_ids)
         return GenerateResult(token_ids, [0.0] * num, (TokenSpan(0, num, self._version),), "stop")
 
     def _written(self, action: str) -> str:
-        """Return an action with tool calls as the policy is to write it."""
+        """Return an action with tool calls in the policy's format."""
         message, _ = expert_turn(ToolAction.read(action))
         try:
             return self._tokenizer.write(message)
         except TemplateRefusal as e:
-            raise _no_use(f"the chat template does not take what the oracle calls: {e}") from e
+            raise _no_use(f"the chat template refuses the oracle's tool calls: {e}") from e
 
 
 def _no_use(message: str) -> EnvironmentFailure:

@@ -1,18 +1,18 @@
-"""The token rows of one episode: token in, token out.
+"""The conversation of one episode in tokens, which are the rows for training.
 
     observe(observation) -> prompt -> engine -> record(result) -> action -> env.step -> observe ...
 
-Takes: observations and what the engine sampled. Gives: the prompt of the next turn, the action as
-text, and the samples for training. Never: encodes again what the policy sampled, or calls an engine
-or an environment.
+Takes: observations and the tokens that the engine sampled. Gives: the prompt of the next turn, the
+action as text, and the samples for training. Never: encodes sampled tokens again, or calls an
+engine or an environment.
 
-A later turn extends the row with what the chat template puts between (the end of the policy's
-message where it was not sampled, the new messages, the generation prompt). Where the template
-does not merely append (it drops earlier thinking, say), the row is kept as a sample as it is, and a
-new one begins with the whole conversation rendered afresh.
+A later turn extends the row with the text that the chat template adds: the end of the policy's
+message if it was not sampled, the new messages, and the generation prompt. If the template does
+not only append (for example, it drops earlier thinking), the row becomes a sample, and a new row
+starts with the rendered whole conversation.
 
-With tools, what the policy wrote is also taken apart into calls (``parsed``). Its message is shown
-to the template as the text that it wrote; where the template does not take that, as calls.
+With tools, the policy's text is also parsed into calls (``parsed``). The template gets the message
+with its calls; if it refuses that or cannot extend the row, the message as text is tried.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rollart_core.types import Message, Observation, Sample, ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """What the policy sampled in one turn, and where it stands in the row."""
+    """The tokens that the policy sampled in one turn, and their position in the row."""
 
     start: int
     turn: int
@@ -42,26 +42,26 @@ class _Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a conversation had come right after a turn; see :meth:`Conversation.upto`."""
+    """The state of a conversation right after a turn; see :meth:`Conversation.upto`."""
 
     row: int
-    """Which of its rows it was at, from 0."""
+    """Index of the row, from 0."""
     num_tokens: int
     num_messages: int
     num_sampled: int
     num_prompt_chars: int
     called: Message | None
-    """The action with its calls; None when it has none."""
+    """The action with its calls; None if it has no calls."""
 
 
 class Conversation:
-    """Build the token rows of one episode.
+    """Builds the token rows of one episode.
 
     Args:
         tokenizer: The policy's tokenizer.
-        max_context_tokens: Longest row; :meth:`room` counts down to it.
-        tools: What the policy may call; see also :meth:`offer`. A template that cannot show them
-            leaves them out.
+        max_context_tokens: Maximum length of a row; :meth:`turn_limit` enforces it.
+        tools: The tools that the policy may call; see also :meth:`offer`. A template that cannot
+            render tools leaves them out.
     """
 
     __slots__ = (
@@ -102,52 +102,52 @@ class Conversation:
         self._num_rows = 0
         self._turn = 0
         self._called: Message | None = None
-        """The newest action with its calls; None when it has none."""
+        """The newest action with its calls; None if it has no calls."""
         self._as_calls: dict[int, tuple[Message, Message]] = {}
-        """By the id of the object: each action with calls that is shown as text, and as calls."""
+        """Object id -> an action with calls as a message with text, and as one with calls."""
         self.parsed: ParsedCalls | None = None
-        """The newest action, taken apart; None without tools."""
+        """The newest action, parsed; None without tools."""
 
     def offer(self, tools: Sequence[ToolSpec]) -> None:
-        """Tell the policy, from the next observation on, what it may call.
+        """Set the tools that the policy may call, from the next observation on.
 
         Raises:
-            EnvironmentFailure: When the policy's chat template cannot show tools, or writes calls
-                in a way that is not known.
+            EnvironmentFailure: If the policy's chat template cannot render tools, or writes calls
+                in an unknown format.
         """
         template = self._tokenizer.template
         if tools and not (template.shows_tools and self._tokenizer.tool_format):
-            what = "calls in a known way" if template.shows_tools else "tools"
+            what = "calls in a known format" if template.shows_tools else "tools"
             message = f"there are tools, but the policy's chat template does not write {what}"
             raise EnvironmentFailure(message, boundary="tools")
         self._tools = tuple(tools)
 
     @property
     def prompt(self) -> list[int]:
-        """The whole row so far: what the engine is given."""
+        """The whole row so far, which is sent to the engine."""
         return list(self._row)
 
     @property
     def num_tokens(self) -> int:
-        """Length of the present row."""
+        """Length of the current row."""
         return len(self._row)
 
     def turn_limit(self, max_new_tokens: int = sys.maxsize) -> int:
-        """Return how many tokens the next turn may have.
+        """Return the token limit of the next turn; 0 if the row is full.
 
         Args:
-            max_new_tokens: Of any turn. The row may leave fewer, or none: then it is 0.
+            max_new_tokens: The limit of any turn; the rest of the row may be less.
         """
         return max(0, min(max_new_tokens, self._max_context_tokens - len(self._row)))
 
     def observe(self, observation: Observation) -> None:
-        """Show the policy something.
+        """Add an observation.
 
         Args:
             observation: Text (one user message), or chat messages.
 
         Raises:
-            EnvironmentFailure: When the chat template does not take the messages, even folded.
+            EnvironmentFailure: If the chat template refuses the messages, also folded.
         """
         if isinstance(observation, str):
             observation = [Message(role="user", content=observation)]
@@ -162,23 +162,23 @@ class Conversation:
                 raise EnvironmentFailure(message, boundary="observation") from e
 
     def show_tokens(self, token_ids: Sequence[int]) -> None:
-        """Show the policy tokens as they are, without the chat template (raw completions)."""
+        """Add tokens unchanged, without the chat template (raw completions)."""
         self._num_rows = max(1, self._num_rows)
         self._row.extend(token_ids)
         self._action_index = None
 
     def record(self, result: GenerateResult, *, turn: int | None = None) -> str:
-        """Take what the policy sampled in this turn.
+        """Add the tokens that the policy sampled in this turn.
 
         Args:
-            result: What it sampled.
-            turn: Its number, where several conversations make up one episode.
+            result: The sampled tokens.
+            turn: The number of the turn, if several conversations form one episode.
 
         Returns:
             The action: the text without the stop token and other special tokens.
 
         Raises:
-            InferenceFailure: When logprobs or spans do not cover the tokens.
+            InferenceFailure: If logprobs or spans do not cover the tokens.
         """
         _check(result)
         self._turn = self._turn if turn is None else turn
@@ -195,7 +195,7 @@ class Conversation:
         return action
 
     def _taken_apart(self, token_ids: Sequence[int]) -> str:
-        """Find the calls; return the text, with special tokens only where these make calls."""
+        """Parse the calls; return the text, with special tokens only if they mark calls."""
         action = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         tool_format = self._tokenizer.tool_format if self._tools else None
         if tool_format is not None:
@@ -206,15 +206,15 @@ class Conversation:
         return action
 
     def samples(self) -> tuple[Sample, ...]:
-        """Return one sample per row that holds sampled tokens, each cut after the last of them."""
+        """Return a sample of each row with sampled tokens, cut after its last sampled token."""
         last = self._sample()
         return tuple(self._samples) if last is None else (*self._samples, last)
 
     @property
     def newest(self) -> Message:
-        """The newest message: right after :meth:`record` that of the policy, calls taken out.
+        """The newest message; after :meth:`record`, the policy's message with parsed calls.
 
-        One with a call that cannot be read stays text as a whole.
+        A message with an unreadable call stays text.
         """
         if self._called is None or (self.parsed and self.parsed.errors):
             return self._messages[-1]
@@ -222,11 +222,11 @@ class Conversation:
 
     @property
     def num_rows(self) -> int:
-        """How many rows it has begun."""
+        """The number of rows that were started."""
         return self._num_rows
 
     def copy(self) -> Conversation:
-        """Return one that goes its own way from here; the samples are in both."""
+        """Return an independent copy; both have the samples so far."""
         other = self._twin()
         other._messages, other._row = list(self._messages), list(self._row)
         other._sampled, other._samples = list(self._sampled), list(self._samples)
@@ -234,7 +234,7 @@ class Conversation:
         return other
 
     def mark(self) -> Mark:
-        """Return where it stands, right after :meth:`record`."""
+        """Return the current state; call it right after :meth:`record`."""
         return Mark(
             self._num_rows - 1,
             len(self._row),
@@ -245,19 +245,19 @@ class Conversation:
         )
 
     def begins(self, token_ids: Sequence[int], mark: Mark) -> bool:
-        """Whether the tokens begin with those of the present row up to ``mark``."""
+        """Return whether the tokens begin with those of the current row up to ``mark``."""
         n = mark.num_tokens
         if len(token_ids) < n or token_ids[n - 1] != self._row[n - 1]:
-            return False  # found without comparing them all, nearly always
+            return False  # a fast check that is usually sufficient
         return list(token_ids[:n]) == self._row[:n]
 
     def upto(self, mark: Mark) -> Conversation:
-        """Return a branch that begins with the tokens up to ``mark``, of the present row.
+        """Return a branch that begins with the tokens of the current row up to ``mark``.
 
-        What was sampled before is its prompt, token for token, and is in no sample of the branch
+        The tokens sampled before are its prompt, unchanged. Samples of the branch do not mark them
         as sampled.
         """
-        assert mark.row == self._num_rows - 1, "the row has been begun anew since"
+        assert mark.row == self._num_rows - 1, "a new row was started since the mark"
         other = self._twin()
         other._messages, other._row = (
             self._messages[: mark.num_messages],
@@ -271,20 +271,20 @@ class Conversation:
         return other
 
     def _twin(self) -> Conversation:
-        """Return one that shares everything; copy.copy takes twenty times as long."""
+        """Return a shallow copy; copy.copy takes twenty times as long."""
         other = object.__new__(Conversation)
         for name in Conversation.__slots__:
             setattr(other, name, getattr(self, name))
         return other
 
     def _folded(self, observation: list[Message]) -> list[Message]:
-        """Return the conversation with the new messages folded; what was accepted stays."""
+        """Return the conversation with the new messages folded; accepted ones are unchanged."""
         if self._messages and self._action_index is None:
             return fold([*self._messages, *observation])
         return [*self._messages, *fold(observation)]
 
     def _show(self, messages: list[Message]) -> None:
-        """Extend the row by the messages after the action, or begin a new one."""
+        """Extend the row by the messages after the action, or start a new row."""
         refusal: TemplateRefusal | None = None
         forms = self._forms(messages)
         for add in (self._extend, self._begin):
@@ -298,14 +298,14 @@ class Conversation:
                     refusal = e
             if refusal is not None and len(forms) == 1:
                 break
-        assert refusal is not None, "a row that cannot be begun is refused"
+        assert refusal is not None, "starting a row fails only with a refusal"
         raise refusal
 
     def _forms(self, messages: list[Message]) -> list[list[Message]]:
-        """Return the messages in the forms to try, one after another.
+        """Return the forms of the messages to try, in order.
 
-        The newest action as calls, if it has any; as text; then all earlier ones as calls too:
-        those that are text may break a rule of the template, such as who follows whom.
+        The newest action with its calls, if it has any; as text; then all actions with calls. An
+        action as text may break a rule of the template, such as the order of roles.
         """
         forms = [messages]
         if self._called is not None and self._action_index is not None:
@@ -317,7 +317,7 @@ class Conversation:
         return forms
 
     def _extend(self, messages: list[Message]) -> bool:
-        """Extend the row; False when the template does not merely append."""
+        """Extend the row; return False if the template does not only append."""
         if self._action_index is None:
             return False
         extension = self._tokenizer.template.continuation(
@@ -348,7 +348,7 @@ class Conversation:
         return True
 
     def _sample(self) -> Sample | None:
-        """Return the present row as a sample; None when nothing in it was sampled."""
+        """Return the current row as a sample; None if it has no sampled tokens."""
         own = self._sampled[self._num_foreign :]
         ends = [s.start + len(s.result.token_ids) for s in own if s.result.token_ids]
         if not ends:
@@ -367,7 +367,7 @@ class Conversation:
 
 
 def _mark(sample: Sample, sampled: _Sampled) -> None:
-    """Write one turn's facts into the arrays of the sample."""
+    """Write one turn into the arrays of the sample."""
     start, result = sampled.start, sampled.result
     stop = start + len(result.token_ids)
     sample.loss_mask[start:stop] = True
@@ -387,4 +387,4 @@ def _check(result: GenerateResult) -> None:
         what = f"spans {list(result.spans)} do not cover {num_tokens} tokens"
     else:
         return
-    raise InferenceFailure(f"generate: the engine answered {what}", boundary="generate")
+    raise InferenceFailure(f"generate: the engine returned {what}", boundary="generate")

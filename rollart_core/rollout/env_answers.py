@@ -1,8 +1,8 @@
-"""What environments answer, checked and made plain before it leaves the worker.
+"""Results of environments, which are validated and converted before they leave the worker.
 
-Takes: what ``reset``, ``step`` and an agent's ``finish`` returned. Gives: :class:`Observed` and
-:class:`AgentResult` of plain values, observations no longer than allowed. Never: calls an
-environment, or mends an answer that has another form than the contract's.
+Takes: the results of ``reset``, ``step`` and an agent's ``finish``. Gives: :class:`Observed` and
+:class:`AgentResult` with plain values, and observations within the length limit. Never: calls an
+environment, or repairs a result that violates the contract.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rollart_core.errors import first_line
 from rollart_core.types import Message, Observation, ToolCall, ToolSpec
 
 MAX_CONTEXT_BYTES: Final = 1_000_000
-"""What an environment hands to its reward travels with every request."""
+"""Maximum size of ``info["reward_context"]``, which is sent with every reward request."""
 MAX_REWARD: Final = 1e6
-"""How large the return of an episode may be where its environment declares no range."""
+"""Maximum absolute return of an episode if its environment declares no range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the policy sees next, and what ``env.step`` said of it."""
+    """The next observation of the policy, with the other results of ``env.step``."""
 
     observation: Observation
     reward: float = 0.0
@@ -36,11 +36,11 @@ class Observed:
     components: Mapping[str, float] = field(default_factory=dict)
     invalid_action: bool = False
     cut_chars: int = 0
-    """How many characters of the observation were left out."""
+    """Number of characters of the observation that were left out."""
     tools: tuple[ToolSpec, ...] = ()
-    """What the policy may call in this episode; of a reset."""
+    """The tools of this episode; set by a reset."""
     context: Mapping[str, Any] = field(default_factory=dict)
-    """What the run's reward is to know: ``info["reward_context"]``."""
+    """The context for the run's reward: ``info["reward_context"]``."""
 
     @property
     def done(self) -> bool:
@@ -51,19 +51,19 @@ class Observed:
 def observed(
     observation: Any, reward: Any, ends: tuple[Any, Any], info: Any, *, max_chars: int
 ) -> Observed:
-    """Return an answer of ``reset`` or ``step`` as a record.
+    """Return the result of ``reset`` or ``step`` as a record.
 
     Args:
-        observation: What the policy sees next.
-        reward: Of the step; 0 for a reset.
-        ends: Whether it terminated, and whether it was truncated.
-        info: As the environment gave it.
-        max_chars: Longer observations are cut in the middle.
+        observation: The next observation of the policy.
+        reward: The reward of the step; 0 for a reset.
+        ends: ``terminated`` and ``truncated``.
+        info: The info of the environment.
+        max_chars: The maximum length; longer observations are cut in the middle.
 
     Raises:
-        TypeError: When it has another form than the contract's.
-        ValueError: When a reward or a component is not finite, or what the reward is to know is no
-            plain JSON.
+        TypeError: If a value has the wrong type.
+        ValueError: If a reward or a component is not finite, or the reward context is not plain
+            JSON.
     """
     value = _number(reward, "reward")
     if not isinstance(info, Mapping):
@@ -88,7 +88,7 @@ def agent_result(result: AgentResult) -> AgentResult:
     """Return the result of an agent task as plain values.
 
     Raises:
-        ValueError: When its reward is not finite, or its context is no plain JSON.
+        ValueError: If its reward is not finite, or its context is not plain JSON.
     """
     reward = _number(result.reward, "reward")
     success = None if result.success is None else _flag(result.success, "success")
@@ -99,12 +99,12 @@ def agent_result(result: AgentResult) -> AgentResult:
 
 
 def return_problem(value: float, reward_range: tuple[float, float] | None) -> str:
-    """Return what is wrong with the return of an episode; empty if nothing is.
+    """Return a message if the return of an episode is invalid, else an empty string.
 
     Args:
-        value: The sum of its rewards.
-        reward_range: As its environment declares it; None: it declares none. Where it has no end,
-            ``MAX_REWARD`` is the limit.
+        value: The return: the sum of the rewards.
+        reward_range: The range that the environment declares; None if it declares none.
+            ``MAX_REWARD`` replaces an infinite bound.
     """
     if not math.isfinite(value):
         return f"the return is {value}"
@@ -118,11 +118,11 @@ def return_problem(value: float, reward_range: tuple[float, float] | None) -> st
 
 
 def _number(value: Any, name: str) -> float:
-    """Return a finite number as a float; numpy's and torch's scalars are numbers too."""
+    """Return a finite number as a float; scalars of numpy and torch are allowed."""
     try:
         if not isinstance(value, str | bytes) and math.isfinite(value):
             return float(value)
-    except (TypeError, OverflowError, ValueError):  # no number, a huge int, an array of several
+    except (TypeError, OverflowError, ValueError):  # not a number, a huge int, or an array
         pass
     shown = first_line(repr(value), 80)
     if isinstance(value, float):
@@ -131,7 +131,7 @@ def _number(value: Any, name: str) -> float:
 
 
 def _flag(value: Any, name: str) -> bool:
-    """Return a bool; numpy's is one too."""
+    """Return a bool; a numpy bool is allowed."""
     is_numpy = type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
     if isinstance(value, bool) or is_numpy:
         return bool(value)
@@ -149,10 +149,10 @@ def _components(parts: Any) -> dict[str, float]:
 
 
 def _context(value: Any) -> dict[str, Any]:
-    """Return what the reward is to know as plain JSON.
+    """Return the reward context as plain JSON.
 
     Raises:
-        ValueError: When it is none, or larger than ``MAX_CONTEXT_BYTES``.
+        ValueError: If it is not plain JSON, or larger than ``MAX_CONTEXT_BYTES``.
     """
     try:
         text = json.dumps(value, allow_nan=False)
@@ -162,15 +162,15 @@ def _context(value: Any) -> dict[str, Any]:
         raise ValueError(f"reward_context must be a dict, not {type(value).__name__}")
     if len(text) > MAX_CONTEXT_BYTES:
         raise ValueError(
-            f"reward_context has {len(text)} bytes, more than {MAX_CONTEXT_BYTES}: let the reward "
-            "find large things by itself, and hand it only what to look for"
+            f"reward_context has {len(text)} bytes, more than {MAX_CONTEXT_BYTES}: pass a "
+            "reference, such as a path or an id, and load large data in the reward"
         )
     plain: dict[str, Any] = json.loads(text)
     return plain
 
 
 def _checked(observation: Any) -> Observation:
-    """Return the observation if it is one, without lone surrogates (no tokenizer takes them)."""
+    """Return a valid observation, without lone surrogates, which tokenizers do not accept."""
     if isinstance(observation, str):
         return _encodable(observation)
     if isinstance(observation, list) and all(_is_message(m) for m in observation):
@@ -185,7 +185,7 @@ def _encodable(text: str) -> str:
 
 
 def _plain(message: Mapping[str, Any]) -> Message:
-    """Return the message with what it says of tools, and nothing else."""
+    """Return the message with only its text and its tool fields."""
     plain = Message(role=message["role"], content=_encodable(message["content"]))
     if isinstance(message.get("tool_call_id"), str):
         plain["tool_call_id"] = message["tool_call_id"]
@@ -224,7 +224,7 @@ def _bounded(observation: Observation, limit: int) -> tuple[Observation, int]:
 
 
 def cut(text: str, limit: int) -> tuple[str, int]:
-    """Return a text with its middle left out where it is longer, and by how many characters."""
+    """Cut the middle of a text that is too long; return it and the number of cut characters."""
     if len(text) <= limit:
         return text, 0
     left = len(text) - limit

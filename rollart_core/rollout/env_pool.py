@@ -1,8 +1,9 @@
-"""The env workers of a run: where episodes are sent, and what happens when a worker goes bad.
+"""The env workers of a run: assignment of episodes to workers, and replacement of lost workers.
 
-Takes: a way to start a worker. Gives: :meth:`EnvPool.episode`, one environment for one episode: its
-calls, and the failure if its worker is lost. Never: sends an episode to a worker with a hung
-thread (that one is retired when its last ends), or leaves it open whose fault a loss is.
+Takes: a function that starts a worker. Gives: :meth:`EnvPool.episode`, one environment for one
+episode, with its calls and the failure if its worker is lost. Never: sends an episode to a worker
+with a hung thread (it is retired after its last episode), or keeps a task that repeatedly loses
+workers among others.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ from rollart_core.types import Task, Ticket
 TaskKey: TypeAlias = tuple[str, str, int]
 
 MAX_STRIKES: Final = 2
-"""From here on a task runs in a process of its own."""
+"""Number of strikes from which a task runs in a separate process."""
 MAX_ENDED: Final = 2
-"""Tasks of one environment that ended their own processes; from here on it is kept apart."""
+"""Number of tasks that ended their separate processes from which their environment is kept
+apart."""
 
 
 class WorkerLosses:
-    """See the module."""
+    """Attributes lost workers to tasks and environments, and decides which ones to separate."""
 
     def __init__(self) -> None:
         self._strikes: Counter[TaskKey] = Counter()
@@ -45,29 +47,29 @@ class WorkerLosses:
         self._env_ids: set[str] = set()
 
     def see(self, task: Task) -> None:
-        """Note that an environment is in use."""
+        """Record that an environment is in use."""
         self._env_ids.add(task.env_id)
 
     def lost(self, in_call: Iterable[Task]) -> None:
-        """Note that a shared worker was lost while these tasks had a call in progress."""
+        """Record that a shared worker was lost while these tasks had a call in progress."""
         keys = {_key(task) for task in in_call}
         for key in keys:
             self._strikes[key] += MAX_STRIKES if len(keys) == 1 else 1
 
     def ended_alone(self, task: Task) -> None:
-        """Note that a process ended in which only this task was."""
+        """Record that a process ended that ran only this task."""
         self._ended.setdefault(task.env_id, set()).add(_key(task))
 
     def survived(self, task: Task) -> None:
-        """Note that an episode of a task ended well in a process of its own."""
+        """Record that an episode of a task finished in a separate process."""
         self._strikes.pop(_key(task), None)
 
     def needs_own_process(self, task: Task) -> bool:
-        """Return whether the next episode of a task has a process of its own."""
+        """Return whether the next episode of a task needs a separate process."""
         return self._strikes[_key(task)] >= MAX_STRIKES
 
     def is_kept_apart(self, env_id: str) -> bool:
-        """Return whether an environment shares no process with others, if there are others."""
+        """Return whether an environment must not share a process with other environments."""
         return len(self._ended.get(env_id, ())) >= MAX_ENDED and len(self._env_ids) > 1
 
 
@@ -76,35 +78,35 @@ def _key(task: Task) -> TaskKey:
 
 
 MAX_START_RETRIES = 2
-"""Of a worker that cannot be started."""
+"""Number of retries if a worker cannot be started."""
 RETRY_S = 0.5
-"""Before the first of them, and twice as long before the second."""
+"""Seconds before the first retry; doubled before the second."""
 MAX_OWN = 8
-"""Most episodes at once that have a process of their own; others wait for theirs."""
+"""Maximum number of concurrent episodes in separate processes; further ones wait."""
 T = TypeVar("T")
 Answer: TypeAlias = Coroutine[Any, Any, T]
-"""What a call on a worker is awaited for."""
+"""The awaitable result of a call on a worker."""
 ANSWER_GRACE_S: Final = 5.0
-"""How much later than the worker's own deadline the pool gives up on its answer."""
+"""Seconds that the pool waits for an answer beyond the worker's own deadline."""
 
 
 class EnvWorkerHandle(Protocol):
-    """An env worker, here or in another process."""
+    """An env worker, in this process or in another one."""
 
     @property
     def alive(self) -> bool:
-        """False when it will never answer again."""
+        """False once the worker cannot answer any more."""
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of :class:`rollart_core.rollout.env_worker.EnvWorker`."""
 
     async def close(self) -> None:
-        """End it and all its environments."""
+        """Stop the worker and all its environments."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimeouts:
-    """Seconds for each call."""
+    """Time limits of the calls, in seconds."""
 
     reset_s: float
     step_s: float
@@ -113,18 +115,18 @@ class PhaseTimeouts:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A worker, and the episodes that are on it."""
+    """A worker and its current episodes."""
 
     worker: EnvWorkerHandle
     losses: WorkerLosses
     own_task: Task | None = None
-    """The only task whose environment is in this process; None: it is shared."""
+    """The only task in this process; None if the process is shared."""
     retired: bool = False
     is_lost: bool = False
     episodes: set[EnvEpisode] = field(default_factory=set)
 
     def failure(self, what: str, error: WorkerDied) -> EpisodeError:
-        """Return how an episode fails whose call found the worker gone."""
+        """Return the failure of an episode whose call lost the worker."""
         message = f"{what}: {error}"
         if self.own_task is not None:
             self.losses.ended_alone(self.own_task)
@@ -150,18 +152,18 @@ class EnvEpisode:
         self._id = episode_id
         self._timeouts = timeouts
         self.clean = True
-        """False once a call failed: the environment is not used again."""
+        """False once a call failed; then the environment is not reused."""
         self.is_agent = False
-        """True once it was prepared: a program may sit in a thread of its own."""
+        """True after ``prepare``; then a program may block a separate thread."""
         self.in_call = False
-        """True while a call of it is on a worker that was alive when the call was made."""
+        """True while a call is in progress on a worker that was alive at the start of the call."""
 
     def reset(self, env: EnvRef, ticket: Ticket) -> Answer[Observed]:
-        """Begin the ticket's task and return the first observation."""
+        """Start the ticket's task and return the first observation."""
         return self._call("reset", env, timeout_s=self._timeouts.reset_s, **_task_of(ticket))
 
     def step(self, action: str) -> Answer[Observed]:
-        """Act."""
+        """Take one action in the environment."""
         return self._call("step", action, timeout_s=self._timeouts.step_s)
 
     def oracle(self) -> Answer[str | None]:
@@ -169,24 +171,24 @@ class EnvEpisode:
         return self._call("oracle", timeout_s=self._timeouts.step_s)
 
     def random_action(self, key: int) -> Answer[str]:
-        """Return what a player does who draws, by ``key``, among what is offered."""
+        """Return the action of the random player for this key."""
         return self._call("random_action", key, timeout_s=self._timeouts.step_s)
 
     def prepare(self, env: EnvRef, ticket: Ticket) -> Answer[AgentStart]:
-        """Begin the ticket's task, of an agent."""
+        """Start the ticket's agent task."""
         self.is_agent = True
         return self._call("prepare", env, timeout_s=self._timeouts.reset_s, **_task_of(ticket))
 
     def run(self, endpoint: Endpoint, *, timeout_s: float) -> Answer[None]:
-        """Run the agent's program to its end, or until it is stopped."""
+        """Run the agent's program until it ends or is stopped."""
         return self._call("run", endpoint, timeout_s=timeout_s)
 
     def solve(self, *, timeout_s: float) -> Answer[None]:
-        """Do what an expert would in place of the agent's program."""
+        """Solve the task with its own ``solve``, in place of the agent's program."""
         return self._call("solve", timeout_s=timeout_s)
 
     async def stop(self, *, timeout_s: float) -> None:
-        """End the agent's program; ``run`` returns."""
+        """Stop the agent's program; then ``run`` returns."""
         async with TimeLimit("agent.stop", timeout_s):
             try:
                 await self._worker.call("stop", self._id)
@@ -194,11 +196,11 @@ class EnvEpisode:
                 raise self._place.failure("agent.stop", e) from e
 
     def finish(self, recorded: Recorded) -> Answer[AgentResult]:
-        """Judge what the agent's program has left."""
+        """Judge the result of the agent's program."""
         return self._call("finish", recorded, timeout_s=self._timeouts.step_s)
 
     async def end(self) -> None:
-        """Give the environment back; never raises."""
+        """Release the environment; never raises."""
         timeout_s = self._timeouts.close_s
         with suppress(Exception):
             async with asyncio.timeout(timeout_s + ANSWER_GRACE_S):
@@ -223,12 +225,12 @@ class EnvEpisode:
 
 
 class EnvPool:
-    """All env workers of a run; their number may change while it goes on."""
+    """All env workers of a run; their number may change during the run."""
 
     def __init__(
         self, start_worker: Callable[[], Awaitable[EnvWorkerHandle]], *, num_workers: int
     ) -> None:
-        """Describe the pool; ``start`` brings it up."""
+        """Describe the pool; ``start`` starts the workers."""
         self._start_worker = start_worker
         self._num_workers = num_workers
         self._places: list[Place] = []
@@ -242,26 +244,27 @@ class EnvPool:
         self._numbers = itertools.count()
         self.num_replaced = 0
         self.on_replaced: Callable[[str], None] | None = None
-        """Hears why, whenever a worker is replaced."""
+        """Called with the reason whenever a worker is replaced."""
         self.on_back: Callable[[], None] | None = None
-        """Hears of each that is up in the place of another."""
+        """Called whenever the replacement of a worker is up."""
         self._num_away = 0
 
     @property
     def num_workers(self) -> int:
-        """How many there are, or will soon be again."""
+        """The target number of workers."""
         return self._num_workers
 
     @property
     def num_episodes(self) -> int:
-        """Episodes under way."""
+        """The number of running episodes."""
         return sum(len(place.episodes) for place in (*self._places, *self._apart.values()))
 
     async def start(self) -> None:
         """Start all workers.
 
         Raises:
-            Exception: Why one could not be started; the others are up until ``close``.
+            Exception: The error of a worker that could not be started; the others stay up until
+                ``close``.
         """
         starts = (self._start_one() for _ in range(self._num_workers))
         for error in await asyncio.gather(*starts, return_exceptions=True):
@@ -269,12 +272,12 @@ class EnvPool:
                 raise error
 
     async def resize(self, num_workers: int) -> None:
-        """Have this many workers: returns when those that join are up.
+        """Scale to this number of workers; return when new workers are up.
 
-        Those that leave, the least busy ones, get no more episodes and end when their last has.
+        The least busy workers leave: they get no more episodes and stop after their last one.
 
         Raises:
-            ValueError: When it is less than one.
+            ValueError: If the number is less than one.
         """
         if num_workers < 1:
             raise ValueError(f"{num_workers} env workers: at least 1 is needed")
@@ -293,19 +296,19 @@ class EnvPool:
     async def episode(
         self, episode_id: str, timeouts: PhaseTimeouts, task: Task | None = None
     ) -> AsyncIterator[EnvEpisode]:
-        """Lend an environment for one episode, and take it back however that ends.
+        """Lease an environment for one episode; it is released at the end in any case.
 
         Args:
-            episode_id: Of the episode.
-            timeouts: Of its calls.
-            task: What is played; after losses it may get a process of its own.
+            episode_id: The id of the episode.
+            timeouts: The time limits of its calls.
+            task: The task; after losses it may get a separate process.
         """
         if task is not None:
             self._losses.see(task)
         own = task is not None and self._losses.needs_own_process(task)
         async with self._own if own else nullcontext():
             place = await self._place(task, own)
-            # Evaluations share ids, and the end of an episode that comes first is remembered.
+            # Ids repeat in evaluations, and workers remember ends that arrive before beginnings.
             name = f"{episode_id}~{next(self._numbers)}"
             episode = EnvEpisode(place, name, timeouts, task)
             place.episodes.add(episode)
@@ -320,7 +323,7 @@ class EnvPool:
                 await asyncio.shield(asyncio.ensure_future(self._take_back(place, episode)))
 
     async def close(self) -> None:
-        """End all workers."""
+        """Stop all workers."""
         self._closed = True
         if self._growing is not None:
             self._growing.cancel()
@@ -334,14 +337,14 @@ class EnvPool:
             await self._inspect(place)
         if place.worker.alive:
             await episode.end()
-            if episode.is_agent and not episode.clean:  # only its end shows whether it hangs
+            if episode.is_agent and not episode.clean:  # a hang is detected only at the end
                 await self._inspect(place)
         place.episodes.discard(episode)
         if place.retired:
             self._close_if_idle(place)
 
     async def _inspect(self, place: Place) -> None:
-        """Retire a worker that is gone, silent, or has a thread that will not come back."""
+        """Retire a worker that is dead, does not answer, or has a hung thread."""
         if place.retired:
             return
         try:
@@ -359,7 +362,7 @@ class EnvPool:
                 self._replaced(why)
 
     def _retire(self, place: Place) -> None:
-        """Send it no more episodes."""
+        """Exclude a worker from new episodes; close it after its last one."""
         place.retired = True
         if place in self._places:
             self._places.remove(place)
@@ -385,7 +388,7 @@ class EnvPool:
             self._replaced("its process is gone")
 
     async def _place(self, task: Task | None, own: bool) -> Place:
-        """Return where the next episode runs: on a shared worker, unless losses say otherwise."""
+        """Return the worker of the next episode: a shared one, unless losses require another."""
         if task is not None and own:
             with suppress(WorkerDied):
                 return Place(await self._start_worker(), self._losses, task, retired=True)
@@ -402,7 +405,7 @@ class EnvPool:
         self._drop_dead()
         if len(self._places) < self._num_workers and not self._closed:
             self._grow()
-        while not self._places:  # the others carry on where there are any
+        while not self._places:  # if other workers are left, they take the episode
             if self._closed:
                 raise WorkerDied("the env workers are closed")
             growing = self._grow()
@@ -415,7 +418,7 @@ class EnvPool:
         self._places.append(Place(await self._start_worker(), self._losses))
 
     def _grow(self) -> asyncio.Task[None]:
-        """Start what workers are missing; one task at a time does."""
+        """Start the missing workers in one background task."""
         if self._growing is None or self._growing.done():
             self._growing = asyncio.create_task(self._start_missing(), name="start env workers")
             self._growing.add_done_callback(_heard)
@@ -425,7 +428,7 @@ class EnvPool:
         """Start workers until there are enough.
 
         Raises:
-            Exception: Why one could not be started, several times in a row.
+            Exception: The error of a worker that could not be started several times in a row.
         """
         from tenacity import AsyncRetrying, stop_after_attempt, wait_exponential
 
@@ -445,24 +448,24 @@ class EnvPool:
                 self._num_away -= 1
                 if self.on_back is not None:
                     self.on_back()
-            if len(self._places) > self._num_workers:  # shrunk meanwhile
+            if len(self._places) > self._num_workers:  # scaled down meanwhile
                 self._retire(self._places[-1])
 
 
 def _task_of(ticket: Ticket) -> dict[str, Any]:
-    """Return the arguments with which the task of a ticket begins."""
+    """Return the arguments that start the task of a ticket."""
     task = ticket.task
     return {"seed": task.seed, "options": {"task": task.index, "split": task.split}}
 
 
 def _heard(task: asyncio.Task[None]) -> None:
-    """Mark an error as seen: who needs a worker starts the next attempt."""
+    """Mark the task's error as retrieved; the next episode starts a new attempt."""
     if not task.cancelled():
         task.exception()
 
 
 class LocalWorker:
-    """An env worker in this process, in the shape of a remote one."""
+    """An env worker in this process, with the interface of a remote one."""
 
     def __init__(self, part: Any) -> None:
         """Wrap an :class:`rollart_core.rollout.env_worker.EnvWorker`."""
@@ -470,10 +473,10 @@ class LocalWorker:
         self.alive = True
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
+        """Call a method of the worker."""
         return await getattr(self._part, method)(*args, **kwargs)
 
     async def close(self) -> None:
-        """End its environments."""
+        """Close its environments."""
         self.alive = False
         await self._part.shutdown()

@@ -1,8 +1,8 @@
-"""Environments at work: one object holds many, runs their calls off the loop, and checks answers.
+"""The env worker, which holds many environments, runs their calls and validates the results.
 
-Takes: reset, step and close for an episode id; of an agent task prepare, run, stop and finish.
-Gives: :class:`Observed`, or an EpisodeError that says which call failed. Never: lets one
-environment block, poison or outlive another.
+Takes: reset, step and end for an episode id, or for an agent task prepare, run, stop and finish.
+Gives: :class:`Observed`, or an EpisodeError with the name of the failed call. Never: lets one
+environment block or corrupt another, or outlive its episode.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ T = TypeVar("T")
 
 
 class AgentHost:
-    """One agent task and the thread it lives in.
+    """One agent task and its thread.
 
-    Its coroutines are awaited from the env worker's loop. A program may block in them, with a
-    blocking client for one: so each task has an event loop of its own, in a daemon thread.
+    The env worker's loop awaits the coroutines of the task. A program may block in them, for
+    example with a blocking client, so each task has its own event loop in a daemon thread.
 
     Args:
-        task: The task; nothing else calls it.
+        task: The task; no other object calls it.
     """
 
     def __init__(self, task: AgentTask) -> None:
@@ -62,23 +62,23 @@ class AgentHost:
 
     @property
     def can_solve(self) -> bool:
-        """Whether the task knows how it is done."""
+        """Whether the task has a ``solve`` method."""
         return callable(getattr(self._task, "solve", None))
 
     @property
     def hangs(self) -> bool:
-        """True while it blocks its thread after it was told to end."""
+        """True while the task blocks its thread after it was cancelled."""
         return self._is_given_up and self._loop.is_alive
 
     async def prepare(self, seed: int, options: Mapping[str, Any]) -> AgentStart:
-        """Begin an episode."""
+        """Start an episode."""
         start = await self._await(lambda: self._task.prepare(seed=seed, options=options))
         if not isinstance(start, AgentStart):
             raise TypeError(f"prepare must return AgentStart, not {type(start).__name__}")
         return start
 
     async def run(self, endpoint: Endpoint) -> None:
-        """Run the program; returns also when :meth:`stop` has ended it."""
+        """Run the program until it ends or :meth:`stop` ends it."""
         self._is_stopped = False
         self._program = self._loop.submit(_called(lambda: self._task.run(endpoint)))
         try:
@@ -91,10 +91,10 @@ class AgentHost:
             self._program = None
 
     async def solve(self) -> None:
-        """Do what an expert would, in place of the program.
+        """Solve the task with its own ``solve``, in place of the program.
 
         Raises:
-            TypeError: When the task does not know how it is done.
+            TypeError: If the task has no ``solve`` method.
         """
         if not self.can_solve:
             raise TypeError(f"{type(self._task).__name__} has no solve()")
@@ -102,10 +102,10 @@ class AgentHost:
         await self._await(task.solve)
 
     async def stop(self) -> None:
-        """End the program, if it runs, and wait for its end.
+        """Stop the program, if it is running, and wait for its end.
 
         Raises:
-            EnvironmentFailure: When it does not end.
+            EnvironmentFailure: If it does not end.
         """
         if self._program is None:
             return
@@ -121,13 +121,13 @@ class AgentHost:
         return result
 
     async def quiet(self) -> bool:
-        """Cancel all that runs in the thread and wait; False when it does not end."""
+        """Cancel all tasks of the thread and wait; return False if they do not end."""
         has_ended = await self._loop.end_tasks()
         self._is_given_up |= not has_ended
         return has_ended
 
     def close(self) -> None:
-        """Close the task, and let the thread end; blocks for as long as the task does."""
+        """Close the task and end the thread; blocks until the task is closed."""
         try:
             self._task.close()
         finally:
@@ -138,27 +138,26 @@ class AgentHost:
 
 
 async def _called(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Call it in the thread: what is not a coroutine function may block or raise there."""
+    """Make the call in the thread, because a plain function may block or raise in it."""
     try:
         return await call()
     except BaseException as e:
         if is_from_outside(e):
             raise
-        raise contained(e) from e  # a program's sys.exit ends the program
+        raise contained(e) from e  # sys.exit in a program ends only the program
 
 
 CLOSE_S: Final = 5.0
-"""How long the closing of an environment may take where no caller says."""
+"""Default limit for closing an environment, in seconds."""
 NUM_EARLY_ENDS: Final = 256
-"""How many ends that came before their beginnings are remembered."""
+"""Number of remembered episode ends that arrived before their beginnings."""
 
 
 @dataclass(slots=True)
 class EpisodeCalls:
-    """The calls that run for one episode; its end cancels them and waits for them.
+    """The running calls of one episode; its end cancels them and waits for them.
 
-    A call whose caller has only stopped waiting for it, as a caller in another process does, still
-    counts as running.
+    If a caller in another process stops waiting for a call, the call still counts as running.
     """
 
     has_ended: bool = False
@@ -167,10 +166,10 @@ class EpisodeCalls:
 
     @contextlib.contextmanager
     def call(self, what: str) -> Iterator[None]:
-        """Run a block until the end of the episode at the latest.
+        """Run a block, which the end of the episode cancels.
 
         Raises:
-            CancelledFailure: When the episode ends before the block.
+            CancelledFailure: If the episode ends before the block.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -179,7 +178,7 @@ class EpisodeCalls:
         try:
             yield
         except asyncio.CancelledError:
-            if self.has_ended and task.uncancel() <= before:  # nobody else has cancelled it
+            if self.has_ended and task.uncancel() <= before:  # no other cancellation
                 raise end_failure(what) from None
             raise
         finally:
@@ -188,7 +187,7 @@ class EpisodeCalls:
                 self._quiet.set()
 
     async def end(self, timeout_s: float) -> None:
-        """Cancel what runs, and wait for its end for so long."""
+        """Cancel running calls, and wait at most ``timeout_s`` for their end."""
         self.has_ended = True
         if not self.running:
             return
@@ -201,51 +200,51 @@ class EpisodeCalls:
 
 
 def end_failure(what: str) -> CancelledFailure:
-    """Return how a call fails whose episode has ended."""
+    """Return the failure of a call whose episode has ended."""
     return CancelledFailure("the episode has ended", boundary=what)
 
 
 @dataclass(frozen=True, slots=True)
 class EnvRef:
-    """An environment and its options, as workers get them; they resolve it by themselves."""
+    """An environment's id and options, which each worker resolves itself."""
 
     id: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
-        """Equal for environments that can stand in for one another."""
+        """A key that is equal for interchangeable environments."""
         return f"{self.id} {sorted(self.options.items())!r}"
 
 
 @dataclass(slots=True)
 class _EnvSlot:
-    """One environment and whom it serves."""
+    """One environment, with its state between calls."""
 
     env: Any
     key: str
     agent: AgentHost | None = None
-    """Where an agent task runs; None for an environment that is stepped."""
+    """The host of an agent task; None for an environment with ``step``."""
     shown: tuple[Observation, Mapping[str, Any]] = ("", {})
-    """What it answered last, for players that are not a model; the tools stay in the info."""
+    """The last observation and info, for the random player; the info keeps the tools."""
 
 
 @dataclass(slots=True)
 class _Episode(EpisodeCalls):
-    """One episode: the calls that run for it, and its environment once it has one."""
+    """One episode: its running calls, and its environment once it has one."""
 
     slot: _EnvSlot | None = None
 
 
 class EnvWorker:
-    """Holds the environments of many episodes; see the module."""
+    """Holds the environments of many episodes; see the module docstring."""
 
     def __init__(self, *, num_threads: int = 64, max_observation_chars: int = 20_000) -> None:
-        """Make a worker without environments.
+        """Create a worker without environments.
 
         Args:
-            num_threads: Most blocking env calls at once.
-            max_observation_chars: Longer observations are cut in the middle.
+            num_threads: Maximum number of concurrent blocking calls of environments.
+            max_observation_chars: Maximum length; longer observations are cut in the middle.
         """
         self._threads = DaemonThreads(num_threads)
         self._closers = DaemonThreads(None, name="env-close")
@@ -264,12 +263,12 @@ class EnvWorker:
         options: Mapping[str, Any],
         timeout_s: float,
     ) -> Observed:
-        """Begin an episode, on an idle environment or a fresh one.
+        """Start an episode in an idle or a new environment.
 
         Raises:
-            EnvironmentFailure: When making or resetting raised or answered nonsense.
+            EnvironmentFailure: If creation or ``reset`` raised or returned an invalid result.
             DeadlineFailure: After ``timeout_s``.
-            CancelledFailure: When the episode is ended before.
+            CancelledFailure: If the episode ends first.
         """
         episode = self._begun(episode_id, "env.reset")
         async with TimeLimit("env.reset", timeout_s):
@@ -286,12 +285,13 @@ class EnvWorker:
                 return replace(first, tools=checked_tools(tools)) if tools else first
 
     async def step(self, episode_id: str, action: str, *, timeout_s: float) -> Observed:
-        """Act in an episode.
+        """Take one action in an episode.
 
         Raises:
-            EnvironmentFailure: When ``step`` raised, or answered a NaN reward or a wrong shape.
+            EnvironmentFailure: If ``step`` raised or returned an invalid result, such as a NaN
+                reward.
             DeadlineFailure: After ``timeout_s``.
-            CancelledFailure: When the episode is ended before, as with all that follow.
+            CancelledFailure: If the episode ends first; the same holds for the methods below.
         """
         episode, slot = self._under_way(episode_id, "env.step")
         async with TimeLimit("env.step", timeout_s):
@@ -313,10 +313,10 @@ class EnvWorker:
                 return found
 
     async def oracle(self, episode_id: str, *, timeout_s: float) -> str | None:
-        """Return the expert's next action in an episode; None when it has none.
+        """Return the expert's next action in an episode; None if it has none.
 
         Raises:
-            EnvironmentFailure: When the environment has no ``oracle()``, or it raised.
+            EnvironmentFailure: If the environment has no ``oracle()``, or it raised.
             DeadlineFailure: After ``timeout_s``.
         """
         episode, slot = self._under_way(episode_id, "env.oracle")
@@ -328,10 +328,10 @@ class EnvWorker:
                 return None if action is None else str(action)
 
     async def random_action(self, episode_id: str, key: int, *, timeout_s: float) -> str:
-        """Return what a player does who draws among what is offered; see ``random_player``.
+        """Return the action of the random player; see ``random_player``.
 
         Raises:
-            EnvironmentFailure: When what is offered cannot be drawn from.
+            EnvironmentFailure: If no action can be drawn.
             DeadlineFailure: After ``timeout_s``.
         """
         _, slot = self._under_way(episode_id, "env.random_action")
@@ -356,10 +356,11 @@ class EnvWorker:
         options: Mapping[str, Any],
         timeout_s: float,
     ) -> AgentStart:
-        """Begin an episode of an agent task, on an idle one or a fresh one.
+        """Start an episode of an agent task, in an idle or a new one.
 
         Raises:
-            EnvironmentFailure: When making or preparing raised or answered nonsense, or it is none.
+            EnvironmentFailure: If creation or ``prepare`` raised or returned an invalid result, or
+                the environment is not an agent task.
             DeadlineFailure: After ``timeout_s``.
         """
         episode = self._begun(episode_id, "agent.prepare")
@@ -367,17 +368,17 @@ class EnvWorker:
             with episode.call("agent.prepare"), boundary(EnvironmentFailure, "agent.prepare"):
                 slot = await self._slot_of(episode, env, "agent.prepare")
                 if slot.agent is None:
-                    raise TypeError(f"{env.id} is no agent task: it has no prepare, run and finish")
+                    raise TypeError(f"{env.id} is not an agent task: no prepare, run and finish")
                 start = await slot.agent.prepare(seed, dict(options))
                 text, _ = cut(str(start.prompt), self._max_chars)
                 return AgentStart(text.encode("utf-8", "replace").decode())
 
     async def run(self, episode_id: str, endpoint: Endpoint, *, timeout_s: float) -> None:
-        """Run the program of an episode to its end, or to :meth:`stop`.
+        """Run the program of an episode until it ends or :meth:`stop` ends it.
 
         Raises:
-            EnvironmentFailure: When it raised.
-            DeadlineFailure: After ``timeout_s``; ``end`` ends the program then.
+            EnvironmentFailure: If the program raised.
+            DeadlineFailure: After ``timeout_s``; then ``end`` stops the program.
         """
         episode, agent = self._agent(episode_id, "agent.run")
         async with TimeLimit("agent.run", timeout_s):
@@ -385,10 +386,10 @@ class EnvWorker:
                 await agent.run(endpoint)
 
     async def solve(self, episode_id: str, *, timeout_s: float) -> None:
-        """Do what an expert would in place of an episode's program.
+        """Solve the task of an episode with its own ``solve``, in place of the program.
 
         Raises:
-            EnvironmentFailure: When the task has no ``solve()``, or it raised.
+            EnvironmentFailure: If the task has no ``solve()``, or it raised.
             DeadlineFailure: After ``timeout_s``.
         """
         episode, agent = self._agent(episode_id, "agent.solve")
@@ -397,19 +398,20 @@ class EnvWorker:
                 await agent.solve()
 
     async def stop(self, episode_id: str) -> None:
-        """End the program of an episode; its ``run`` returns.
+        """Stop the program of an episode; then its ``run`` returns.
 
         Raises:
-            EnvironmentFailure: When it does not end.
+            EnvironmentFailure: If the program does not end.
         """
         _, agent = self._agent(episode_id, "agent.stop")
         await agent.stop()
 
     async def finish(self, episode_id: str, recorded: Recorded, *, timeout_s: float) -> AgentResult:
-        """Judge what the program of an episode has left.
+        """Judge the result of an episode's program.
 
         Raises:
-            EnvironmentFailure: When it raised, or answered nonsense or a NaN reward.
+            EnvironmentFailure: If ``finish`` raised or returned an invalid result, such as a NaN
+                reward.
             DeadlineFailure: After ``timeout_s``.
         """
         episode, agent = self._agent(episode_id, "agent.finish")
@@ -418,9 +420,9 @@ class EnvWorker:
                 return agent_result(await agent.finish(recorded))
 
     async def end(self, episode_id: str, *, reusable: bool, timeout_s: float = 10.0) -> None:
-        """End an episode; its environment serves the next one, or is closed if not ``reusable``.
+        """End an episode; its environment becomes idle, or is closed if not ``reusable``.
 
-        A call that still runs for it is cancelled, and one that is to come fails.
+        A running call is cancelled, and later calls fail.
         """
         episode = self._episodes.pop(episode_id, None)
         if episode is None:
@@ -436,7 +438,7 @@ class EnvWorker:
         await self._close(episode.slot, timeout_s)
 
     async def shutdown(self) -> None:
-        """Close every environment; an error or a hang of one does not keep the others."""
+        """Close every environment; errors and hangs of one do not affect the others."""
         idle = [slot for slots in self._idle.values() for slot in slots]
         self._idle.clear()
         ends = (self.end(name, reusable=False, timeout_s=CLOSE_S) for name in [*self._episodes])
@@ -447,18 +449,18 @@ class EnvWorker:
         self._closers.close()
 
     async def num_hung(self) -> int:
-        """Return how many threads sit in a call that was given up."""
+        """Return the number of threads that are blocked in an abandoned call."""
         self._hung = [agent for agent in self._hung if agent.hangs]
         return self._threads.num_hung + self._closers.num_hung + len(self._hung)
 
     async def is_agent(self, env: EnvRef) -> bool:
-        """Return whether it is an agent task."""
+        """Return whether an environment is an agent task."""
         slot = await self._slot(env)
         self._idle.setdefault(slot.key, []).append(slot)
         return slot.agent is not None
 
     async def num_tasks(self, env: EnvRef, split: str) -> int | None:
-        """Return how many tasks a split has; None when it has no end."""
+        """Return the number of tasks in a split; None if it has no end."""
         slot = await self._slot(env)
         try:
             count = getattr(slot.env, "num_tasks", None)
@@ -468,7 +470,7 @@ class EnvWorker:
             self._idle.setdefault(slot.key, []).append(slot)
 
     async def task_clusters(self, env: EnvRef, split: str) -> list[str] | None:
-        """Return a name for each task of a split, the same for tasks that are alike; None: none."""
+        """Return the cluster name of each task of a split; None if there are no clusters."""
         slot = await self._slot(env)
         try:
             names = getattr(slot.env, "task_clusters", None)
@@ -493,9 +495,9 @@ class EnvWorker:
         return self._episodes.setdefault(episode_id, _Episode())
 
     async def _slot_of(self, episode: _Episode, env: EnvRef, what: str) -> _EnvSlot:
-        """Return the environment of an episode that begins, if that has not ended meanwhile."""
+        """Return the environment of a starting episode, unless the episode has ended meanwhile."""
         slot = await self._slot(env)
-        if episode.has_ended:  # and would not wait any longer
+        if episode.has_ended:  # its end did not wait for this environment
             await self._close(slot, CLOSE_S)
             raise end_failure(what)
         episode.slot = slot
@@ -516,14 +518,14 @@ class EnvWorker:
     async def _made(self, env: EnvRef) -> Any:
         from rollart_core.plugins.registry import ISOLATION, make, sandbox_service
 
-        if ISOLATION in env.options:  # waited for without a thread, which could not be killed
+        if ISOLATION in env.options:  # awaited without a thread, which could not be killed
             return await sandbox_service().open(env.id, env.options)
         return await self._threads.run(
             lambda: make(env.id, **env.options), unwanted=lambda made: made.close()
         )
 
     def _call(self, env: Any, name: str, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        """Call a method of an environment: its coroutine if it has one, else on a thread."""
+        """Call a method of an environment: its async variant if it has one, else on a thread."""
         coroutine = getattr(env, f"a{name}", None)
         if coroutine is not None and inspect.iscoroutinefunction(coroutine):
             return cast("Awaitable[Any]", coroutine(*args, **kwargs))
@@ -534,12 +536,12 @@ class EnvWorker:
         if agent is not None and not await agent.quiet():
             self._hung.append(agent)
         close = slot.env.close if agent is None else agent.close
-        with contextlib.suppress(Exception):  # an env that cannot close has had its chance
+        with contextlib.suppress(Exception):  # a failed close is not retried
             async with asyncio.timeout(timeout_s):
                 await self._closers.run(close)
 
 
 def _with_tools(info: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an info with the tools of the episode, which only that of the reset has."""
+    """Return the info with the tools of the episode, which only the info of the reset has."""
     tools = before.get("tools")
     return {**info, "tools": tools} if tools else info

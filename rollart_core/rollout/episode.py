@@ -1,7 +1,7 @@
 """One episode, from reset to a recorded trajectory.
 
-Takes: a ticket and the parts it needs. Gives: a :class:`Trajectory`, failed ones included. Never:
-retries, scores a failure, or leaves an environment or a session behind.
+Takes: a ticket and the dependencies of its episode. Gives: a :class:`Trajectory`, also for a failed
+episode. Never: retries, scores a failure, or leaves an environment or a session behind.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from rollart_core.types import (
 
 
 class Generator(Protocol):
-    """Whoever generates: the router, or one engine."""
+    """The source of generations: the router, or one engine."""
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Generate one turn."""
@@ -55,7 +55,7 @@ class Generator(Protocol):
 
 
 class Dialogue(Protocol):
-    """What is said in one episode: a ``Conversation`` in tokens, or one in text alone."""
+    """The conversation of one episode: a ``Conversation`` in tokens, or one in text."""
 
     @property
     def prompt(self) -> list[int]:
@@ -63,31 +63,31 @@ class Dialogue(Protocol):
 
     @property
     def parsed(self) -> ParsedCalls | None:
-        """The newest action, taken apart; None without tools."""
+        """The newest action, parsed; None without tools."""
 
     @property
     def newest(self) -> Message:
         """The newest action as a message, with its calls if it has any."""
 
     def offer(self, tools: Sequence[ToolSpec]) -> None:
-        """Tell the policy what it may call."""
+        """Set the tools that the policy may call."""
 
     def turn_limit(self, max_new_tokens: int) -> int:
-        """Return how many tokens the next turn may have; 0: there is no room for one."""
+        """Return the token limit of the next turn; 0 if the row is full."""
 
     def observe(self, observation: Observation) -> None:
-        """Show the policy something."""
+        """Add an observation."""
 
     def record(self, result: GenerateResult) -> str:
-        """Take what the policy said, and return the action."""
+        """Add the policy's message, and return the action."""
 
     def samples(self) -> tuple[Sample, ...]:
-        """Return what can be trained on."""
+        """Return the samples for training."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """What one episode may take."""
+    """The limits of one episode."""
 
     max_turns: int
     max_new_tokens: int
@@ -96,29 +96,30 @@ class EpisodeLimits:
     generate_s: float
     episode_s: float
     reward_range: tuple[float, float] | None = None
-    """As the environment declares it for the return of an episode; None: it declares none."""
+    """The range that the environment declares for the return of an episode; None if it declares
+    none."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeDependencies:
-    """What episodes are made of; shared by all of a run."""
+    """The dependencies of episodes, shared by all episodes of one environment of a run."""
 
     env: EnvRef
     envs: EnvPool
     engine: Generator
     new_conversation: Callable[[], Dialogue]
     score: Callable[[RewardRequest], Awaitable[RewardResult]]
-    """Keeps its own deadline (``deadlines.reward_s``), which runs from the first try on."""
+    """Has its own deadline (``deadlines.reward_s``), which starts with the first attempt."""
     stop_token_ids: tuple[int, ...]
     limits: EpisodeLimits
     seed: int
     expert: Callable[[EnvEpisode, GenerateRequest], Awaitable[GenerateResult]] | None = None
-    """Acts in place of the engine: in demonstrations."""
+    """Replaces the engine, for demonstrations and baselines."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """What has happened so far."""
+    """The state of the episode so far."""
 
     turns: list[Turn] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -140,17 +141,17 @@ async def run_episode(
     """Execute one attempt of a ticket.
 
     Args:
-        ticket: What to do.
-        start_version: Policy version the engines hold now.
-        deps: Environments, engine, reward, limits.
-        temperature: Other than the limits', for evaluation.
-        on_cancel: Hears how far it came when it is cancelled.
+        ticket: The ticket.
+        start_version: The current policy version of the engines.
+        deps: Environments, engine, reward and limits.
+        temperature: The temperature, for evaluations; None: that of the limits.
+        on_cancel: Called with the partial trajectory if the caller cancels it.
 
     Returns:
-        The trajectory; with ``status`` ``failed`` and a typed failure when anything went wrong.
+        The trajectory. If the episode failed, ``status`` is ``failed`` and it has a typed failure.
 
     Raises:
-        asyncio.CancelledError: When cancelled from outside; everything is given back before.
+        asyncio.CancelledError: If the caller cancels it; all resources are released first.
     """
     began, record = time.perf_counter(), _Record()
 
@@ -274,7 +275,7 @@ async def _turn(
 def _generate_request(
     ticket: Ticket, turn: int, conversation: Dialogue, deps: EpisodeDependencies
 ) -> GenerateRequest | None:
-    """Return the request of the next turn, or None when the row has no room for it."""
+    """Return the request of the next turn, or None if the row is full."""
     limit = conversation.turn_limit(deps.limits.max_new_tokens)
     if limit < 1:
         return None
@@ -314,10 +315,10 @@ def _request(ticket: Ticket, record: _Record, conversation: Dialogue) -> RewardR
 
 
 def check_return(value: float, limits: EpisodeLimits, what: str) -> None:
-    """Refuse the return of an episode that its environment may not give.
+    """Check the return of an episode against the range of its environment.
 
     Raises:
-        EnvironmentFailure: When it is outside the declared range, or too large where there is none.
+        EnvironmentFailure: If it is outside the declared range, or too large without a range.
     """
     if problem := return_problem(value, limits.reward_range):
         raise EnvironmentFailure(f"{what}: {problem}", boundary=what)

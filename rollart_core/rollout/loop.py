@@ -1,12 +1,13 @@
-"""Event loops in threads of their own, for callers that have none, or one that ends too early.
+"""Event loops in separate threads, for callers without a loop or with a loop that ends too early.
 
-    LoopThread("name")   one loop, which its owner ends
-    submit, run, on_loop the background loop of this process: sandboxes and MCP servers
+    LoopThread("name")   one loop, which its owner closes
+    submit, run, on_loop the background loop of this process, for sandboxes and MCP servers
 
 Takes: coroutines, from any thread or loop. Gives: their results. Never: keeps a process alive.
 
-A sandbox outlives the call that opened it, and a loop that a caller brings may end before the
-sandbox does. So the background loop ends with the process, after what :func:`at_exit` was given.
+A sandbox lives longer than the call that opened it, and the caller's loop may end before the
+sandbox. Therefore the background loop ends with the process, after the functions of
+:func:`at_exit`.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 END_S: Final = 5.0
-"""How long cancelled tasks may take to end before they are cancelled again."""
+"""Seconds that cancelled tasks have to end before they are cancelled again."""
 _LAST: Final = "the last task of this loop"
 
 _at_exit: list[Callable[[], None]] = []
 
 
 class LoopThread:
-    """An event loop in a daemon thread, which starts with the first coroutine.
+    """An event loop in a daemon thread that starts with the first coroutine.
 
     Args:
-        name: What the thread is called.
+        name: The name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,19 +48,19 @@ class LoopThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """Whether the thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more coroutines."""
+        """Whether it accepts no more coroutines."""
         return self._is_closing
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine; cancelling the future cancels it.
 
         Raises:
-            RuntimeError: When the loop is closed.
+            RuntimeError: If the loop is closed.
         """
         with self._lock:
             if self._is_closing:
@@ -68,7 +69,7 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(work, self._running())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and wait for it; not from this loop itself."""
+        """Run a coroutine and wait for it; must not be called from this loop."""
         future = self.submit(work)
         try:
             return future.result()
@@ -77,11 +78,11 @@ class LoopThread:
             raise
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine that runs on this loop, from any loop."""
+        """Run a coroutine on this loop and await it from any loop."""
         return await asyncio.wrap_future(self.submit(work))
 
     async def end_tasks(self) -> bool:
-        """Cancel all tasks of this loop, from another; return whether they end in time."""
+        """Cancel all tasks of this loop, from another loop; return whether they end in time."""
         loop = self._loop
         if loop is None or not self.is_alive:
             return True
@@ -99,8 +100,8 @@ class LoopThread:
         """End all tasks and the loop; may be called twice.
 
         Args:
-            last: Awaited on the loop when all tasks have ended.
-            wait_s: Most seconds to wait for the end of the thread; None: no limit.
+            last: Awaited on the loop after all tasks have ended.
+            wait_s: Maximum seconds to wait for the end of the thread; None: no limit.
         """
         with self._lock:
             if not self._is_closing:
@@ -111,7 +112,7 @@ class LoopThread:
             self._thread.join(wait_s)
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None or self._pid != os.getpid():  # a fork has the object, not the thread
+        if self._loop is None or self._pid != os.getpid():  # a fork has no thread
             self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
             self._thread = threading.Thread(
                 target=self._work, args=(self._loop,), name=self._name, daemon=True
@@ -123,7 +124,7 @@ class LoopThread:
         asyncio.set_event_loop(loop)
         try:
             while not self._is_closing:
-                with suppress(SystemExit, KeyboardInterrupt):  # of some task's own
+                with suppress(SystemExit, KeyboardInterrupt):  # raised by a task
                     loop.run_forever()
             loop.run_until_complete(loop.create_task(self._end(), name=_LAST))
         finally:
@@ -136,7 +137,7 @@ class LoopThread:
 
 
 async def _all_ended() -> None:
-    """Cancel all tasks of this loop but oneself and its last, until they have ended."""
+    """Cancel all tasks of this loop, except this one and the last, until they have ended."""
     me = asyncio.current_task()
     while others := {t for t in asyncio.all_tasks() if t is not me and t.get_name() != _LAST}:
         for task in others:
@@ -151,7 +152,7 @@ on_loop: Final = _background.wait
 
 
 def at_exit(close: Callable[[], None]) -> None:
-    """Call a function when the process ends: also a worker, which ends without ``atexit``."""
+    """Register a function to call when the process ends, also in workers, which skip ``atexit``."""
     if not _at_exit:
         atexit.register(run_exit_functions)
     if close not in _at_exit:
@@ -159,7 +160,7 @@ def at_exit(close: Callable[[], None]) -> None:
 
 
 def run_exit_functions() -> None:
-    """Call what was given to :func:`at_exit`, each once; what one raises is dropped."""
+    """Call each function of :func:`at_exit` once; errors are ignored."""
     while _at_exit:
         with suppress(Exception):
             _at_exit.pop()()

@@ -1,9 +1,10 @@
-"""Players that need no model: they draw among the actions offered, or else calls and words.
+"""The random player, which draws from the offered actions, else from tool calls and words.
 
-Evaluations and ``rollart check`` play the same; calls are :mod:`rollart_core.rollout.tools.draw`'s.
+Evaluations and ``rollart check`` use the same player. :mod:`rollart_core.rollout.tools.draw` draws
+the calls.
 
-Takes: an environment, what it showed last, and a key. Gives: an action, in the form that ``step``
-takes. Never: draws from anything but the key.
+Takes: an environment, its last observation, and a key. Gives: an action for ``step``. Never: uses
+randomness other than the key.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def drawn_action(
     *,
     share_of_calls: float = 0.5,
 ) -> str:
-    """Return what a random player does in an environment, in the form its ``step`` takes.
+    """Return a random action for the ``step`` of an environment.
 
     Args:
         env: The environment.
-        observation: What it showed last.
-        info: What it said with it; of a reset also the tools, where there are any.
-        key: What the draws follow from.
-        share_of_calls: How often it calls one of the tools, if there are any, and not says a word.
+        observation: Its last observation.
+        info: The info of that observation, with the tools of the episode if there are any.
+        key: The seed of the draws.
+        share_of_calls: If there are tools: the probability of a tool call instead of a word.
     """
     rng, text = random.Random(key), text_of(observation)
     offered = info.get("available_actions")
@@ -50,19 +51,19 @@ def drawn_action(
         return ToolAction("", (drawn_call(rng, tools, word),)).text()
     space = getattr(env, "action_space", None)
     if not offered and isinstance(space, gymnasium.spaces.Text | gymnasium.spaces.Discrete):
-        space.seed(key & 0x7FFF_FFFF)  # a space with an alphabet or numbers of its own
+        space.seed(key & 0x7FFF_FFFF)  # the space defines the alphabet or the numbers
         return str(space.sample())
     return random_words(rng, text, offered)
 
 
 def random_words(rng: random.Random, text: str, offered: Sequence[object] | None) -> str:
-    """Return one of the offered actions, its gaps filled with words of the page; or else a word.
+    """Return an offered action, with its gaps filled with words of the text, or else a word.
 
-    Half of the words are words of the page, so that parroting is tried too.
+    Half of the words are from the text, so that repeating the observation is tried too.
 
     Args:
-        rng: What is drawn from.
-        text: What the environment showed.
+        rng: The random generator.
+        text: The observation as text.
         offered: ``info["available_actions"]``.
     """
     words = text.split() or ["ok"]

@@ -1,7 +1,7 @@
-"""The conversation with a model whose tokens only its server knows: text in, text out.
+"""A conversation in text, for a model whose server does not return tokens.
 
 Takes: observations and the server's answers. Gives: the messages of the next turn and the action.
-Never: has a token, so nothing of it can be trained on.
+Never: contains tokens, so it cannot be used for training.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollart_core.types import Message, Observation, Sample, ToolSpec
 
 
 class TextConversation:
-    """Keep the messages of one episode; see the module."""
+    """The messages of one episode; see the module docstring."""
 
     __slots__ = ("_messages", "_num_turns", "parsed", "tools")
 
@@ -23,47 +23,47 @@ class TextConversation:
         self._messages: list[Message] = []
         self._num_turns = 0
         self.tools: tuple[ToolSpec, ...] = ()
-        """What the model may call."""
+        """The tools that the model may call."""
         self.parsed: ParsedCalls | None = None
-        """The newest action, taken apart; None without tools."""
+        """The newest action, parsed; None without tools."""
 
     def offer(self, tools: Sequence[ToolSpec]) -> None:
-        """Tell the model what it may call."""
+        """Set the tools that the model may call."""
         self.tools = tuple(tools)
 
     @property
     def newest(self) -> Message:
-        """The newest message: right after :meth:`record` that of the model, with its calls."""
+        """The newest message; after :meth:`record`, the model's message with its calls."""
         return self._messages[-1]
 
     @property
     def prompt(self) -> list[int]:
-        """No tokens."""
+        """Always empty: there are no tokens."""
         return []
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The whole conversation so far: what the engine is given."""
+        """The whole conversation so far, which is sent to the engine."""
         return tuple(self._messages)
 
     def turn_limit(self, max_new_tokens: int) -> int:
-        """Return how many tokens the next turn may have: the server knows when there are fewer."""
+        """Return the token limit of the next turn; the server enforces its context length."""
         return max_new_tokens
 
     def observe(self, observation: Observation) -> None:
-        """Show the policy something: text (one user message), or chat messages."""
+        """Add an observation: text (one user message), or chat messages."""
         if isinstance(observation, str):
             observation = [Message(role="user", content=observation)]
         self._messages += observation
 
     def record(self, result: GenerateResult) -> str:
-        """Take what the model said in this turn, and return it: the action.
+        """Add the model's message of this turn, and return it as the action.
 
         Raises:
-            InferenceFailure: When the engine answered tokens instead.
+            InferenceFailure: If the engine returned tokens instead of text.
         """
         if result.text is None:
-            message = "generate: the engine answered tokens where it was given text"
+            message = "generate: the engine returned tokens for a request in text"
             raise InferenceFailure(message, boundary="generate")
         said = result.text.content
         called: Message | None = None
@@ -79,5 +79,5 @@ class TextConversation:
         return "\n".join([said, *written]).strip()
 
     def samples(self) -> tuple[Sample, ...]:
-        """Return none."""
+        """Return an empty tuple: there are no tokens."""
         return ()

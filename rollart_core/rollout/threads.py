@@ -1,7 +1,7 @@
 """A pool of daemon threads for calls that may never return.
 
-The standard pool joins its threads when the interpreter ends, so one hung call would hang the exit.
-These threads die with the process, grow on demand, and a hung one is written off and replaced.
+The standard pool joins its threads when the interpreter ends, so one hung call would block the
+exit. These threads end with the process and are started on demand. A hung thread is replaced.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class DaemonThreads:
     """Runs blocking calls for an asyncio loop on at most ``max_threads`` live threads.
 
     Args:
-        max_threads: Most calls at once; one that is given up before its turn is not made. None: no
-            call waits for another, and each is made.
-        name: What the threads are called.
+        max_threads: Maximum number of concurrent calls; a call that is abandoned while it waits
+            is not made. None: no limit, and every call is made.
+        name: The name of the threads.
     """
 
     def __init__(self, max_threads: int | None, name: str = "env") -> None:
-        """Make the pool; threads start with the first calls."""
+        """Create the pool; threads start with the first calls."""
         self._max_threads = math.inf if max_threads is None else max_threads
         self._name = name
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
@@ -37,18 +37,19 @@ class DaemonThreads:
         self._num_threads = 0
         self._num_busy = 0
         self.num_hung = 0
-        """Threads that were written off and have not come back."""
+        """Number of threads whose call was abandoned and has not returned."""
         self.num_unwanted = 0
-        """Calls that were given up, and whose results are still to be disposed of."""
+        """Number of abandoned calls whose results are not disposed of yet."""
 
     async def run(
         self, function: Callable[[], T], *, unwanted: Callable[[T], object] | None = None
     ) -> T:
-        """Run ``function`` on a thread; cancelling the wait writes the thread off as hung.
+        """Run ``function`` on a thread; if the wait is cancelled, the thread counts as hung.
 
         Args:
-            function: What may block.
-            unwanted: Disposes, on a thread, of what it returns when nobody waits for that any more.
+            function: A function that may block.
+            unwanted: Called on a thread with the result if the wait was cancelled, to dispose of
+                it.
         """
         batch: _Batch[T] = _Batch([function], unwanted)
         self._begin(batch)
@@ -65,10 +66,10 @@ class DaemonThreads:
     async def run_all(
         self, functions: Sequence[Callable[[], T]], deadline_s: float
     ) -> list[T | None]:
-        """Run functions that never raise side by side, with one wake-up for all of them.
+        """Run functions that never raise concurrently, with one wake-up of the loop.
 
         Returns:
-            Their answers in order; None for what was not there within ``deadline_s``.
+            Their results in order; None for a function that did not return in ``deadline_s``.
         """
         batch: _Batch[T] = _Batch(functions)
         self._begin(batch)
@@ -81,7 +82,7 @@ class DaemonThreads:
         return answers
 
     def wait_disposed(self, timeout_s: float) -> None:
-        """Block until no unwanted result is left, or the time is up."""
+        """Block until all unwanted results are disposed of, or the time is up."""
         with self._lock:
             self._lock.wait_for(lambda: not self.num_unwanted, timeout_s)
 
@@ -99,13 +100,13 @@ class DaemonThreads:
             self._jobs.put(job)
 
     def _add_threads(self) -> None:
-        """Start what threads the calls lack and may have; with the lock held."""
+        """Start missing threads, up to the limit; the caller must hold the lock."""
         while self._num_threads < min(self._max_threads, self._num_busy):
             self._num_threads += 1
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
     def _give_up(self, batch: _Batch[T]) -> list[T | None]:
-        """Leave a batch: what still runs is hung; returns what has ended."""
+        """Abandon a batch: running calls count as hung; return the results of the others."""
         with self._lock:
             batch.is_given_up = True
             for job in batch.jobs:
@@ -118,9 +119,9 @@ class DaemonThreads:
                     self._num_threads -= 1
                     self._num_busy -= 1
                     job.is_written_off = True
-                elif is_unwanted:  # it came when the wait was being cancelled
+                elif is_unwanted:  # it returned while the wait was being cancelled
                     threading.Thread(target=self._dispose, args=(job,), daemon=True).start()
-            self._add_threads()  # for those that wait for their turn
+            self._add_threads()  # for the calls in the queue
             return [job.value if job.has_ended and not job.error else None for job in batch.jobs]
 
     def _work(self) -> None:
@@ -146,16 +147,16 @@ class DaemonThreads:
                     self.num_hung -= 1
                 return
             if is_last:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for it
                     job.batch.loop.call_soon_threadsafe(job.batch.settle)
 
     def _dispose(self, job: _Job[Any]) -> None:
-        """Dispose of what a call that was given up has returned."""
+        """Dispose of the result of an abandoned call."""
         unwanted = job.batch.unwanted
         if unwanted is None:
             return
         if job.error is None:
-            with contextlib.suppress(BaseException):  # it has had its chance
+            with contextlib.suppress(BaseException):  # a failed disposal is not retried
                 unwanted(job.value)
         with self._lock:
             self.num_unwanted -= 1
@@ -163,7 +164,7 @@ class DaemonThreads:
 
 
 class _Batch(Generic[T]):
-    """Calls that somebody waits for together."""
+    """Calls that one caller waits for together."""
 
     __slots__ = ("future", "is_given_up", "jobs", "loop", "num_left", "unwanted")
 
@@ -180,13 +181,13 @@ class _Batch(Generic[T]):
         self.is_given_up = False
 
     def settle(self) -> None:
-        """Wake who waits."""
+        """Wake the waiting caller."""
         if not self.future.done():
             self.future.set_result(None)
 
 
 class _Job(Generic[T]):
-    """One call: what to run, and what came of it."""
+    """One call: its function and its result."""
 
     __slots__ = (
         "batch",

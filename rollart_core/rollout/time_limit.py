@@ -1,8 +1,8 @@
-"""A time limit for a call that nearly always ends long before it.
+"""A time limit for calls that usually end long before it.
 
-Takes: seconds, and what is limited. Gives: a block that is cancelled when its time is up, and then
-raises a DeadlineFailure. Never: sets a timer of the loop for each long call, since the timers of a
-turn cost about as much as its other bookkeeping: they are looked through at intervals, all at once.
+Takes: seconds, and the name of the call. Gives: a block that is cancelled when its time is up, and
+then raises a DeadlineFailure. Never: sets an event loop timer for each long call. Such timers cost
+about as much as the other bookkeeping of a turn, so long limits are checked together at intervals.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from weakref import WeakKeyDictionary
 from rollart_core.errors import DeadlineFailure
 
 LOOK_EVERY_S: Final = 0.2
-"""By how much a long limit may be late."""
+"""Interval between checks; a long limit may be late by this many seconds."""
 LONG_S: Final = 4.0
-"""Limits of at least this are looked through; shorter ones have a timer of their own."""
+"""Limits of at least this many seconds are checked at intervals; shorter ones have a timer."""
 
 
 class TimeLimit:
-    """``async with TimeLimit("env.step", 30.0):`` the block, or a DeadlineFailure.
+    """A context manager that limits a block: ``async with TimeLimit("env.step", 30.0):``.
 
     Args:
-        what: The call that is limited, such as ``"env.step"``.
-        seconds: How long it may take.
-        reason: What the failure says; by default that it took longer.
+        what: The name of the limited call, such as ``"env.step"``.
+        seconds: The limit in seconds.
+        reason: The message of the failure. Default: that the call took longer than the limit.
     """
 
     __slots__ = ("_before", "_expired", "_reason", "_seconds", "_task", "_timer", "_what", "ends")
@@ -44,7 +44,7 @@ class TimeLimit:
         self._before = task.cancelling()
         loop = asyncio.get_running_loop()
         self.ends = loop.time() + self._seconds
-        """When, on the loop's clock."""
+        """The deadline, on the loop's clock."""
         self._timer: _Watch | asyncio.TimerHandle
         if self._seconds >= LONG_S:
             self._timer = _watch(loop)
@@ -62,7 +62,7 @@ class TimeLimit:
             self._timer.discard(self)
         else:
             self._timer.cancel()
-        # Cancelled by somebody else as well: then the block ends as cancelled.
+        # If another caller has cancelled the task too, the block ends as cancelled.
         if not self._expired or self._task.uncancel() > self._before:
             return
         if kind is not None and issubclass(kind, asyncio.CancelledError):
@@ -76,7 +76,7 @@ class TimeLimit:
 
 
 class _Watch:
-    """The long limits of one loop that have not ended."""
+    """The active long limits of one loop."""
 
     def __init__(self) -> None:
         self._limits: set[TimeLimit] = set()

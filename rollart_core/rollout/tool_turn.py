@@ -1,7 +1,7 @@
-"""Between the policy and an environment with tools: what is called, and what is answered.
+"""One turn with tools, from the calls of the policy to the answers of the environment.
 
-Takes: a parsed message of the policy, the tools, and an environment's episode. Gives: what the
-policy is shown next. Never: fails an episode for what the policy wrote.
+Takes: a parsed message of the policy, the tools, and an environment's episode. Gives: the next
+observation. Never: fails an episode because of the policy's text.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from rollart_core.types import Message, Observation
 
 @dataclass(frozen=True, slots=True)
 class ToolTurn:
-    """What one message of the policy asks, and what is wrong with it."""
+    """The valid calls of one message of the policy, and the errors of the others."""
 
     action: str | None
-    """For ``env.step``; None when nothing that was called can be made."""
+    """The action for ``env.step``; None if all calls are invalid."""
     order: tuple[str, ...]
-    """Ids of all calls, as they were written."""
+    """Ids of all calls, in the order of the message."""
     made: tuple[Call, ...]
-    """Those that the environment is to make."""
+    """The calls that the environment makes."""
     errors: tuple[Message, ...]
-    """Answers to the others."""
+    """Answers to the other calls."""
 
 
 def tool_turn(parsed: ParsedCalls, turn: int, tools: ToolSet) -> ToolTurn:
-    """Return what to do with a message of the policy.
+    """Return the turn of a message of the policy.
 
-    What is not JSON, names no tool or has wrong arguments is answered here; the environment gets
-    what is left, or the message as content where nothing was called.
+    Calls that are not JSON, name no tool or have wrong arguments are answered here. The environment
+    gets the other calls, or the message as content if there are no calls.
     """
     errors: list[Message] = []
     made: list[Call] = []
@@ -60,7 +60,7 @@ def tool_turn(parsed: ParsedCalls, turn: int, tools: ToolSet) -> ToolTurn:
 
 
 def expert_turn(action: ToolAction) -> tuple[Message, ToolTurn]:
-    """Return what an expert does, as a message of the policy and as a turn."""
+    """Return the action of an expert as a message of the policy and as a turn."""
     message = Message(role="assistant", content=action.content)
     if action.calls:
         message["tool_calls"] = [call.wire() for call in action.calls]
@@ -71,12 +71,12 @@ def expert_turn(action: ToolAction) -> tuple[Message, ToolTurn]:
 async def step_with_tools(
     episode: EnvEpisode, parsed: ParsedCalls, turn: int, tools: ToolSet
 ) -> Observed:
-    """Have the environment make the calls, and return its answers with the errors.
+    """Make the calls in the environment, and return its answers with the errors.
 
     Raises:
-        EnvironmentFailure: As ``step`` does, or when a call is not answered.
+        EnvironmentFailure: As for ``step``, or if a call is not answered.
     """
-    with boundary(EnvironmentFailure, "tools"):  # a schema may refer to what is not there
+    with boundary(EnvironmentFailure, "tools"):  # a schema may have unresolvable references
         asked = tool_turn(parsed, turn, tools)
     if asked.action is None:
         return Observed(list(asked.errors), invalid_action=True)
@@ -88,15 +88,15 @@ async def step_with_tools(
 
 
 def answered(turn: ToolTurn, observation: Observation, *, done: bool) -> Observation:
-    """Return what the policy is shown: the environment's answers and the errors, in their order.
+    """Return the environment's answers and the errors, in the order of the calls.
 
     Args:
-        turn: What was asked.
-        observation: What ``env.step`` returned. A text answers the only call.
-        done: The episode is over: what is left unanswered does not matter.
+        turn: The calls of the policy.
+        observation: The observation of ``env.step``. Text is the answer to a single call.
+        done: Whether the episode is over; then calls may be unanswered.
 
     Raises:
-        ValueError: When a call is not answered, or an answer belongs to none.
+        ValueError: If a call is not answered, or an answer belongs to no call.
     """
     if isinstance(observation, str):
         if not turn.made and not turn.errors:
@@ -107,7 +107,7 @@ def answered(turn: ToolTurn, observation: Observation, *, done: bool) -> Observa
     ids = [message["tool_call_id"] for message in shown if message["role"] == "tool"]
     wanted = [call.id for call in turn.made]
     if not done and sorted(ids) != sorted(wanted):
-        raise ValueError(f"each call takes one tool message: calls {wanted}, answers {ids}")
+        raise ValueError(f"each call needs one tool message: calls {wanted}, answers {ids}")
     if not turn.errors:
         return shown
     order = {each: index for index, each in enumerate(turn.order)}
@@ -116,7 +116,7 @@ def answered(turn: ToolTurn, observation: Observation, *, done: bool) -> Observa
 
 
 def _named(message: Message, made: tuple[Call, ...]) -> Message:
-    """Return a tool message with the call that it answers; the only call need not be named."""
+    """Return a tool message with the name of its call; for a single call the id is optional."""
     if message["role"] != "tool":
         return message
     if "tool_call_id" not in message and len(made) == 1:

@@ -1,1 +1,1 @@
-"""Where the parts of a run execute: on this machine, on a cluster, or under a virtual clock."""
+"""Runtimes start the workers of a run. They use this machine, a cluster, or a virtual clock."""

@@ -1,7 +1,7 @@
-"""What a runtime offers a run: its parts, started somewhere, and ended together.
+"""The interface of a runtime, which starts the workers of a run and stops them together.
 
 Takes: a run config and a run directory. Gives: env workers, engines behind a router, a trainer.
-Never: knows the loop; the same controller drives every runtime.
+Never: depends on the training loop. The same controller drives every runtime.
 """
 
 from __future__ import annotations
@@ -21,58 +21,64 @@ TakeSamples = Callable[[int], Awaitable[list[Sample]]]
 
 
 class TrainerHandle(Protocol):
-    """The trainer, wherever it executes; see :class:`rollart_core.training.trainer.Trainer`."""
+    """The trainer, in any process; see :class:`rollart_core.training.trainer.Trainer`."""
 
     on_lost: Callable[[RollartError], None] | None
-    """Called with ``TrainerLost`` when it dies, whether or not it was asked for anything."""
+    """Called with ``TrainerLost`` when the trainer dies, even if no call is in progress."""
 
     async def train_batch(
         self, groups: list[Any], policy_version: int, *, progress: float | None = None
     ) -> list[Any]:
-        """Update the weights on a batch, at a share of ``stop`` for the schedule."""
+        """Update the weights on a batch.
+
+        Args:
+            groups: The batch.
+            policy_version: The version of the weights before the update.
+            progress: The used share of ``stop``, in [0, 1], for the learning rate schedule.
+        """
 
     async def supervise(self, samples: list[Sample], lr: float) -> dict[str, float]:
         """Take one supervised step."""
 
     async def publish(self, policy_version: int) -> Any:
-        """Put the weights on the channel."""
+        """Publish the weights on the channel."""
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call any other method."""
 
     async def restart(self) -> None:
-        """Bring up a fresh one after ``TrainerLost``, with the weights the model began with."""
+        """Start a new trainer after ``TrainerLost``, with the initial weights of the model."""
 
 
 class Runtime(Protocol):
-    """Where the parts of a run execute."""
+    """Starts and stops the workers of a run, on one machine or on a cluster."""
 
     on_lost: Callable[[RollartError], None] | None
-    """Called once, when what the run is on (a cluster) is gone."""
+    """Called once, if the cluster that the run is on is lost."""
 
     async def connect(self) -> Sequence[Pool]:
-        """Reach what the parts are to run on; return what there is."""
+        """Connect to the machines that workers run on; return the available pools."""
 
     async def place(self, placement: Placement) -> None:
-        """Make sure that there is room, and all else that the parts need, where they will be."""
+        """Reserve the slots of the workers, and check the nodes that they are on."""
 
     async def start_envs(self) -> EnvPool:
         """Start the env workers."""
 
     async def build_model(self, spec: NewModel, corpus_tasks: Sequence[Task]) -> str:
-        """Make a model from nothing and return where it lies."""
+        """Create a new model and return its path."""
 
     async def start_model(self, model_path: str) -> tuple[Router, TrainerHandle]:
-        """Start inference engines and trainer on a model."""
+        """Start the inference engines and the trainer with a model."""
 
     async def start_teacher(self) -> TeacherEngines:
-        """Start the engines that hold the teacher, of a run that has one."""
+        """Start the engines of the teacher; the run must have one."""
 
     async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
-        """Start whoever makes demonstrations."""
+        """Start the worker that produces demonstrations; return a function that takes the next."""
 
     async def stop_demonstrator(self) -> None:
-        """End it."""
+        """Stop the worker that produces demonstrations."""
 
     async def close(self) -> None:
-        """End everything; may be called twice."""
+        """Stop everything; may be called twice."""

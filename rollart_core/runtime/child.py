@@ -1,8 +1,8 @@
-"""The program a worker's process runs: build one object, answer calls on it until the run is gone.
+"""The program of a worker's process, which builds one object and answers calls on it.
 
-Takes: the number of an inherited socket. Gives: answers. Never: lets a long call hold up another
-(coroutines run on the loop, all else on one thread beside it), or outlives the process that started
-it (end of the stream ends it, and on Linux the kernel kills it with its parent).
+Takes: the number of an inherited socket. Gives: results of calls. Never: lets a long call block the
+loop (coroutines run on the loop, other functions on one thread), or outlives the process that
+started it (it ends with the stream, and on Linux the kernel kills it with its parent).
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WorkerHost:
-    """Holds the one object of a worker's process, and runs calls on it."""
+    """Holds the object of a worker's process, and runs calls on it."""
 
     def __init__(self) -> None:
         self.target: Any = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
 
     def run(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Awaitable[Any]:
-        """Run a method of the object, or ``"module:function"``; awaiting it raises what that did.
+        """Run a method of the object, or ``"module:function"``.
+
+        Awaiting the result raises any error of the function.
 
         Raises:
-            AttributeError: When there is none of that name.
+            AttributeError: If the name does not exist.
         """
         function = self._find(name)
         if inspect.iscoroutinefunction(function):
@@ -62,7 +64,7 @@ class WorkerHost:
 
 
 def _contained(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function on the thread of the worker; no error of it ends that thread or the loop."""
+    """Call a function on the worker's thread; its errors end neither the thread nor the loop."""
     try:
         return function(*args, **kwargs)
     except BaseException as e:
@@ -70,23 +72,23 @@ def _contained(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 
 
 async def _pong() -> None:
-    """Say that the loop of this process runs."""
+    """Answer a ping, which shows that the loop of this process runs."""
 
 
 def portable(error: BaseException) -> Exception:
-    """Return the error if it survives the journey, else a plain one that says the same."""
+    """Return the error if it can be pickled, else a RollartError with the same text."""
     try:
         if isinstance(error, Exception):
             again = pickle.loads(pickle.dumps(error))
             if type(again) is type(error) and isinstance(str(again), str):
                 return error
-    except BaseException:  # whatever its methods raise, the caller gets an answer
+    except BaseException:  # methods of the error may raise; the caller still gets an answer
         pass
     return RollartError(described(error))
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask Linux to kill this process with its parent (elsewhere the end of its stream does)."""
+    """Make Linux kill this process with its parent; elsewhere the end of the stream ends it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
@@ -94,14 +96,14 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def leave() -> None:
-    """Close what this process has open, before it ends without atexit."""
+    """Run the exit functions and flush the output, before the process ends without atexit."""
     run_exit_functions()
     sys.stdout.flush()
     sys.stderr.flush()
 
 
 class _Server:
-    """Answers calls on the part that this process holds."""
+    """Answers calls on the object of this process."""
 
     def __init__(self) -> None:
         self.host = WorkerHost()
@@ -140,15 +142,15 @@ async def _answer_calls(fd: int) -> None:
 
 
 def main(fd: int, parent_pid: int) -> NoReturn:
-    """Answer calls until the run is gone, and end the process.
+    """Answer calls until the stream ends, then end the process.
 
     Args:
         fd: The number of the inherited socket.
-        parent_pid: The process that this one does not outlive.
+        parent_pid: The id of the parent; this process ends with it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's own process decides what Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's main process handles Ctrl-C
     die_with_parent(parent_pid)
-    os.set_inheritable(fd, False)  # what it starts must not keep the stream open when it has ended
+    os.set_inheritable(fd, False)  # descendants must not keep the stream open
     asyncio.run(_answer_calls(fd))
     leave()
     os._exit(0)  # a hung environment thread must not keep the process alive

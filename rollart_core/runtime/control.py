@@ -1,10 +1,10 @@
-"""How a run is spoken to from outside: a unix socket in its run directory.
+"""The control socket of a run: a unix socket in its run directory.
 
     rollart scale RUN engines=2 --one line of JSON--> control.sock (mode 0600) --> the run
                                 <--one line of JSON--
 
-Takes: requests of this machine's user. Gives: what the run answers, or in a line why it cannot.
-Never: listens on a network, or waits for ever on who says nothing.
+Takes: requests of the run's user on this machine. Gives: the run's answers, or one-line errors.
+Never: listens on a network, or waits without limit for a silent client.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from rollart_core.suggestions import no_run
 
 SOCKET = "control.sock"
 MAX_ADDRESS_BYTES = 100
-"""Of a unix socket's path; systems allow a little more."""
+"""Maximum length of a unix socket's path; systems allow slightly more."""
 REQUEST_S = 10.0
-"""Who has connected says what it wants within this."""
+"""Seconds within which a connected client must send its request."""
 MAX_LINE_BYTES = 1 << 16
 
 Answer = Callable[[Mapping[str, object]], Awaitable[Mapping[str, object]]]
-"""From a request to its answer; an error of ours becomes ``{"error": ...}``."""
+"""Returns the answer to a request; a RollartError becomes ``{"error": ...}``."""
 
 
 class Control:
-    """The run's end: answers requests until it is closed."""
+    """The server in the run, which answers requests until it is closed."""
 
     def __init__(self, run_dir: Path, answer: Answer) -> None:
-        """Describe it; ``open`` begins to listen."""
+        """Describe the server; ``open`` starts listening."""
         self._path = run_dir / SOCKET
         self._answer = answer
         self._server: asyncio.Server | None = None
         self._asking: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Listen; a socket that a killed run left is replaced.
+        """Start listening; replace the socket of a killed run.
 
         Raises:
-            OSError: When there can be no socket in that folder.
+            OSError: If the folder cannot contain a socket.
         """
         self._path.unlink(missing_ok=True)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with _address(self._path) as address:
                 listening.bind(address)
-            self._path.chmod(0o600)  # before it listens: nobody can have connected
+            self._path.chmod(0o600)  # before it listens, so nobody can connect earlier
             self._server = await asyncio.start_unix_server(
                 self._serve, sock=listening, limit=MAX_LINE_BYTES
             )
@@ -62,7 +62,7 @@ class Control:
             raise
 
     async def close(self) -> None:
-        """Listen no more; who still waits for an answer gets none."""
+        """Stop listening; pending requests get no answer."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -83,7 +83,7 @@ class Control:
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
         except (OSError, TimeoutError, ValueError):
-            pass  # who asked is gone, or says nothing, or far too much
+            pass  # the client has disconnected, is silent or sends too much
         finally:
             self._asking.discard(task)
             writer.close()
@@ -94,7 +94,7 @@ class Control:
         except ValueError:
             request = None
         if not isinstance(request, dict):
-            return {"error": "a request is one JSON object on one line"}
+            return {"error": "a request must be one JSON object on one line"}
         try:
             return await self._answer(request)
         except RollartError as e:
@@ -102,16 +102,16 @@ class Control:
 
 
 def ask(run_dir: Path, request: Mapping[str, object], *, timeout_s: float) -> dict[str, object]:
-    """Ask a run something and wait for its answer.
+    """Send a request to a run and wait for its answer.
 
     Raises:
-        UserError: When it does not run, does not answer in time, or says no.
+        UserError: If it is not running, does not answer in time, or refuses the request.
     """
     path = run_dir / SOCKET
     if not (run_dir / JOURNAL).is_file():
         raise UserError(no_run(run_dir, JOURNAL))
     if not path.exists():
-        raise UserError(f"{run_dir} is not running: it has ended, or cannot be spoken to")
+        raise UserError(f"{run_dir} is not running: it has ended, or has no control socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as talking:
         talking.settimeout(timeout_s)
         try:
@@ -122,7 +122,7 @@ def ask(run_dir: Path, request: Mapping[str, object], *, timeout_s: float) -> di
         except TimeoutError:
             raise UserError(f"{run_dir} does not answer within {timeout_s:g} s") from None
         except PermissionError:
-            raise UserError(f"{run_dir} belongs to another user: only they may ask it") from None
+            raise UserError(f"{run_dir} belongs to another user: only they may use it") from None
         except OSError:
             raise UserError(f"{run_dir} is not running: it was killed") from None
     if not line:
@@ -135,10 +135,10 @@ def ask(run_dir: Path, request: Mapping[str, object], *, timeout_s: float) -> di
 
 @contextlib.contextmanager
 def _address(path: Path) -> Iterator[str]:
-    """Give a short name for a socket's path, by way of its open folder where it is too long.
+    """Yield the path of a socket; if it is too long, a short one through its open folder.
 
     Raises:
-        OSError: When it is too long and this system has no such way.
+        OSError: If the path is too long and this system has no ``/proc``.
     """
     if len(os.fsencode(path)) <= MAX_ADDRESS_BYTES:
         yield str(path)

@@ -1,11 +1,11 @@
-"""Parts that join and leave a running job: by hand (`rollart scale`), or by the ``scaling`` policy.
+"""Scaling of a running job, by command (`rollart scale`) or by the ``scaling`` policy.
 
     rollart scale --> control socket --+
                                        +--> one change at a time --> the runtime --> journal
     every look_s: scaling policy ------+
 
-Takes: a runtime, and what the config says of scaling. Gives: changes, on record. Never: decides
-when (:mod:`rollart_core.runtime.scaling` does), or starts a part (the runtime does).
+Takes: a runtime and the config section ``scaling``. Gives: recorded changes. Never: decides when to
+scale (:mod:`rollart_core.runtime.scaling` does), or starts a worker (the runtime does).
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from rollart_core.runtime.heartbeat import Tell
 from rollart_core.runtime.scaling import ClusterLoad, Scaler, engine_pressure, env_pressure
 
 ENGINES, ENV_WORKERS = "engines", "env_workers"
-"""What can be scaled in every run, besides pools by their names."""
+"""Targets that every run can scale; the others are pools, by name."""
 MOST = 256
-"""More parts of a kind than this are a slip of the finger."""
+"""Maximum count of a target; a larger count is treated as a typing error."""
 
 
 class Scalable(Protocol):
-    """A runtime whose parts can join and leave."""
+    """A runtime whose workers can join and leave."""
 
     def counts(self) -> Mapping[str, int]:
-        """Return what can be scaled, and how many of each there are; empty while it is set up."""
+        """Return the scalable targets and their counts; empty during set-up."""
 
     async def scale(self, target: str, count: int) -> None:
-        """Have so many of something that ``counts`` names.
+        """Scale a target of ``counts`` to a count.
 
         Raises:
-            UserError: When that cannot be.
+            UserError: If the count is not possible.
         """
 
     def loads(self) -> tuple[list[ClusterLoad], int]:
-        """Return what each engine that is up has to do, and how many episodes are under way."""
+        """Return the load of each engine that is up, and the number of running episodes."""
 
 
 class Elastic:
-    """Scales a runtime; see the module.
+    """Scales a runtime; see the module docstring.
 
     Args:
-        runtime: What is scaled.
-        scaling: The policy; None: only by hand.
-        tell: Keeps what changed.
+        runtime: The runtime to scale.
+        scaling: The policy; None: scale only by command.
+        tell: Event callback for changes.
     """
 
     def __init__(self, runtime: Scalable, scaling: Scaling | None, tell: Tell) -> None:
@@ -62,18 +62,18 @@ class Elastic:
         self._looking: asyncio.Task[None] | None = None
 
     async def open(self, run_dir: Path) -> None:
-        """Listen to `rollart scale`, and follow the policy if there is one."""
+        """Listen for `rollart scale`, and start the policy if there is one."""
         control = Control(run_dir, self.answer)
         try:
             await control.open()
             self._control = control
-        except OSError as e:  # no such sockets on this file system: then not by hand
+        except OSError as e:  # no unix sockets on this file system: no scaling by command
             self._tell("control_off", {"why": first_line(str(e))})
         if self._scaling is not None:
             self._looking = asyncio.create_task(self._look(self._scaling), name="scaling")
 
     async def close(self) -> None:
-        """Change nothing any more."""
+        """Stop scaling."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
@@ -81,14 +81,14 @@ class Elastic:
             await self._control.close()
 
     async def answer(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """Do what `rollart scale` asks: ``{"scale": {target: count}}``; without it, only count."""
+        """Execute a request ``{"scale": {target: count}}``; without ``scale``, only count."""
         wanted = request.get("scale", {})
         if not isinstance(wanted, dict):
-            raise UserError("scale: give targets and counts, such as {engines: 2}")
+            raise UserError("scale: expected targets with counts, such as {engines: 2}")
         async with self._turn:
             before = dict(self._runtime.counts())
             if not before:
-                raise UserError("the run is still being set up; try again in a moment")
+                raise UserError("the run is still being set up; try again later")
             checked = {target: _checked(target, n, before) for target, n in wanted.items()}
             for target, count in checked.items():
                 await self._change(target, count, "by hand")
@@ -127,7 +127,7 @@ class Elastic:
     async def _follow(self, scaling: Scaling, target: str, scaler: Scaler, now_s: float) -> None:
         counts = self._runtime.counts()
         if target not in counts:
-            return  # still being set up
+            return  # set-up is not finished
         loads, num_episodes = self._runtime.loads()
         if target == ENGINES:
             assert scaling.engines is not None
@@ -140,18 +140,18 @@ class Elastic:
             try:
                 await self._change(target, wanted, "high load" if pressure.high else "low load")
             except RollartError:
-                return  # on record; the next look tries again after cool_s
+                return  # already recorded; the policy tries again after cool_s
 
 
 def _checked(target: str, count: object, known: Mapping[str, int]) -> int:
-    """Return a count that may be asked for.
+    """Return the count if it is valid.
 
     Raises:
-        UserError: When it may not.
+        UserError: If the target is unknown or the count is not valid.
     """
     if target not in known:
         given = ", ".join(f"{name} ({n})" for name, n in known.items())
         raise UserError(f"{target}: no such thing to scale; this run has {given}")
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST:
-        raise UserError(f"{target}={count}: give a whole number, at most {MOST}")
+        raise UserError(f"{target}={count}: give a whole number, at least 0, at most {MOST}")
     return count

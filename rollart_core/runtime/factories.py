@@ -1,7 +1,7 @@
-"""What the processes of a run build in themselves, from plain arguments.
+"""Factories that a run's processes call to build their objects from plain arguments.
 
-Takes: ids, options, paths. Gives: an engine, a trainer, an env worker, a demonstrator. Never: gets
-an object of another process; plugins are resolved here, from this process's entry points.
+Takes: ids, options, paths. Gives: an engine, a trainer, an env worker, a demonstrator. Never:
+receives an object from another process. Each process resolves plugins from its own entry points.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 class RestartInFlight(InferenceEngine):
-    """An engine that begins turns again when its weights change.
+    """An engine that restarts turns when its weights change.
 
     Args:
-        engine: The one that generates.
+        engine: The engine that generates.
     """
 
     def __init__(self, engine: InferenceEngine) -> None:
@@ -55,7 +55,7 @@ class RestartInFlight(InferenceEngine):
         await self._engine.start()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Generate one turn; again from its beginning while weights change under it."""
+        """Generate one turn; restart it from the beginning if the weights change meanwhile."""
         while True:
             self._in_flight.add(request.request_id)
             try:
@@ -71,7 +71,7 @@ class RestartInFlight(InferenceEngine):
             self._num_dropped_tokens += len(result.token_ids)
 
     async def load_weights(self, policy_version: int) -> WeightSwap:
-        """Swap, then end what was in flight; ``generate`` begins it again."""
+        """Swap the weights, then abort requests in flight; ``generate`` restarts them."""
         swap = await self._engine.load_weights(policy_version)
         overtaken = set(self._in_flight)
         self._overtaken |= overtaken
@@ -83,11 +83,11 @@ class RestartInFlight(InferenceEngine):
         await self._engine.pause()
 
     async def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Continue after ``pause``."""
         await self._engine.resume()
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these requests for good."""
+        """End these requests without restarting them."""
         self._overtaken.difference_update(request_ids)
         await self._engine.abort(request_ids)
 
@@ -96,7 +96,7 @@ class RestartInFlight(InferenceEngine):
         await self._engine.release(session_id)
 
     async def stats(self) -> EngineStats:
-        """Return those of the engine, with what was begun again."""
+        """Return the engine's statistics, with the number of restarted turns and dropped tokens."""
         stats = await self._engine.stats()
         more = {
             "restarted": float(self._num_restarted),
@@ -110,12 +110,12 @@ class RestartInFlight(InferenceEngine):
 
 
 MAX_CORPUS_CHARS = 300_000
-"""More text does not make a better tokenizer of about a thousand tokens, only a later one."""
+"""More text takes longer and does not improve a tokenizer of about a thousand tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelArgs:
-    """The model as it travels to a process."""
+    """The model, as arguments that are sent to a process."""
 
     path: str
     dtype: str = "float32"
@@ -124,32 +124,32 @@ class ModelArgs:
 
 @dataclass(frozen=True, slots=True)
 class ChannelArgs:
-    """The weight channel as it travels to a process."""
+    """The weight channel, as arguments that are sent to a process."""
 
     plugin: ResolvedPlugin[WeightChannelSpec]
     location: str
 
     def open(self) -> WeightChannel:
-        """Open this process's end."""
+        """Open this process's end of the channel."""
         channel: WeightChannel = self.plugin.build(location=self.location)
         return channel
 
 
 @dataclass(frozen=True, slots=True)
 class RankArgs:
-    """Which of several trainer ranks this is."""
+    """Identifies one of several trainer ranks."""
 
     rank: int
     world_size: int
     store: str
-    """``host:port`` of the store by which the ranks find each other."""
+    """``host:port`` of the store that the ranks use to find each other."""
     own_devices: bool = False
-    """Whether its process sees the devices that it has, and no others."""
+    """Whether the rank's process sees only the devices assigned to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvTasks:
-    """Tasks of one environment, to read its text or to have its expert demonstrate them."""
+    """Tasks of one environment, used as a text corpus or for demonstrations by its expert."""
 
     env: EnvRef
     tasks: Sequence[Task]
@@ -166,11 +166,12 @@ def build_engine(
     """Build an inference engine.
 
     Args:
-        plugin: Which engine.
-        model: Which model.
-        channel: Where weights come from; None for an engine that keeps its first.
+        plugin: The engine plugin.
+        model: The model.
+        channel: The source of new weights; None for an engine that keeps its initial weights.
         settings: ``deterministic``, ``kv_on_swap``, ``max_context_tokens``.
-        in_flight: What becomes of a turn that new weights come under; ``continue`` or ``restart``.
+        in_flight: How to treat a turn that is running when new weights arrive; ``continue`` or
+            ``restart``.
     """
     engine: InferenceEngine = plugin.build(
         model_path=model.path,
@@ -195,12 +196,13 @@ def build_trainer(
 
     Args:
         config: The ``trainer`` section.
-        algorithm: Which algorithm.
-        model: Which model.
-        channel: Where weights go.
+        algorithm: The algorithm plugin.
+        model: The model.
+        channel: The channel that weights are published to.
         settings: ``temperature``, ``deterministic``, ``seed`` and ``beside``.
-        ranks: Which rank this is; None: the only one.
-        algorithms: By the name of the environment, where it has settings of its own; then of all.
+        ranks: This rank; None if there is only one.
+        algorithms: The algorithm of each environment, by its name. Empty unless an environment has
+            its own settings.
     """
     from rollart_core.training import process_group
     from rollart_core.training.trainer import Trainer
@@ -229,7 +231,7 @@ def _algorithm(
     algorithm: ResolvedPlugin[AlgorithmSpec],
     algorithms: Mapping[str, ResolvedPlugin[AlgorithmSpec]],
 ) -> Algorithm:
-    """Build the algorithm, or one over those of all environments."""
+    """Build the algorithm, or one that combines the algorithms of all environments."""
     if not algorithms:
         built: Algorithm = algorithm.build()
         return built
@@ -244,7 +246,7 @@ def build_env_worker(num_threads: int, max_observation_chars: int) -> EnvWorker:
 
 
 def build_model(path: str, model: NewModel, corpora: Sequence[EnvTasks], seed: int) -> None:
-    """Make a small model and a tokenizer trained on the environments' own text."""
+    """Create a small model and a tokenizer trained on the text of the environments."""
     from rollart_core.models.new import new_model
 
     num_tasks = sum(len(corpus.tasks) for corpus in corpora)
@@ -259,7 +261,7 @@ def build_model(path: str, model: NewModel, corpora: Sequence[EnvTasks], seed: i
 
 
 def _calls_tools(env: EnvRef) -> bool:
-    """Tell whether the policy is to call tools there; what agents ask for is not known before."""
+    """Return whether the policy may call tools; always True for agents, whose tools are unknown."""
     spec = registry.env_spec(env.id, env.options)
     return spec.tools or spec.kind == "agent"
 
@@ -280,17 +282,18 @@ def _up_to(num_chars: int, texts: Iterable[str]) -> Iterator[str]:
 
 
 class Demonstrator:
-    """Makes demonstrations by the environments' oracles, fresh ones on every call."""
+    """Produces demonstrations with the environments' oracles, new ones on each call."""
 
     def __init__(
         self, envs: Sequence[EnvTasks], tokenizer_path: str, max_context_tokens: int, seed: int
     ) -> None:
-        """Begin at the first task; the tasks are gone through again when they are used up.
+        """Start at the first task; after the last task, start over.
 
         Args:
-            envs: What to demonstrate; environments take turns in proportion to their tasks.
-            tokenizer_path: Where the tokenizer lies.
-            max_context_tokens: Longest row.
+            envs: The tasks to demonstrate; environments alternate in proportion to their number
+                of tasks.
+            tokenizer_path: The path of the tokenizer.
+            max_context_tokens: The maximum length of a row.
             seed: The seed of the run.
         """
         from rollart_core.models.tokenizer import load_tokenizer

@@ -1,7 +1,7 @@
-"""Length-prefixed pickles over an asyncio stream: how a part talks to the run that owns it.
+"""Length-prefixed pickles over an asyncio stream, between a worker's process and its owner.
 
-Takes: Python objects; bytes. Gives: bytes of a stream; Python objects. Never: crosses a trust
-boundary; both ends are processes of one run, joined by a private socket pair.
+Takes: Python objects, or bytes. Gives: bytes of a stream, or Python objects. Never: crosses a trust
+boundary. Both ends are processes of one run, connected by a private socket pair.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HEADER = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Ask the part to run a method (or, with a colon in the name, a function of a module)."""
+    """A request to call a method, or with a colon in the name a function of a module."""
 
     call_id: int
     name: str
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call gave: a value, or the exception it raised."""
+    """The result of a call: a value, or the exception it raised."""
 
     call_id: int
     value: Any = None
@@ -44,8 +44,8 @@ class Answer:
 def _as_arguments(record: type[Any]) -> None:
     """Pickle a record as a call of its class.
 
-    A frozen record with slots has a ``__getstate__`` in Python that looks its fields up each time:
-    this halves the cost of a message.
+    A frozen dataclass with slots has a ``__getstate__`` in Python that looks up its fields each
+    time. This function halves the cost of a message.
     """
     values = attrgetter(*(f.name for f in fields(record)))
     copyreg.pickle(record, lambda sent: (record, values(sent)))
@@ -65,8 +65,8 @@ class FrameProtocol(asyncio.Protocol):
     """One end of a stream of messages.
 
     Args:
-        take: Gets each message, on the loop.
-        ended: Called once, when the other end is gone or the stream is broken.
+        take: Called with each message, on the loop.
+        ended: Called once, when the other end has closed or the stream is broken.
     """
 
     transport: asyncio.Transport
@@ -76,11 +76,11 @@ class FrameProtocol(asyncio.Protocol):
         self._data = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, to write with."""
+        """Store the transport, which messages are written to."""
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take the messages that are whole."""
+        """Decode the complete messages."""
         self._data += data
         begin, size = 0, _HEADER.size
         while len(self._data) - begin >= size:
@@ -92,5 +92,5 @@ class FrameProtocol(asyncio.Protocol):
         del self._data[:begin]
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Say so."""
+        """Call ``ended``."""
         self._ended()

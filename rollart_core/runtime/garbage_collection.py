@@ -1,7 +1,7 @@
-"""Short pauses for the controller: garbage collection that leaves alone what stays anyway.
+"""Short garbage collection pauses for the controller: long-lived objects are not scanned.
 
-Takes: nothing. Gives: a context in which what was made before it is not looked at. Never: turns
-collection off.
+Takes: nothing. Gives: a context manager; objects created before it are not scanned inside. Never:
+turns collection off.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def short_gc_pauses() -> Iterator[None]:
-    """Take what there is now (modules, mostly) out of collection, until the block ends.
+    """Exclude all existing objects (mostly modules) from collection until the block ends.
 
-    A full collection looks at every object: with torch imported that is 80 ms in which the loop
-    stands still, and every episode with it.
+    A full collection scans every object. With torch imported, this blocks the event loop, and
+    with it every episode, for 80 ms.
     """
     gc.collect()
     gc.freeze()

@@ -1,10 +1,10 @@
-"""Heartbeats: a worker that hangs is treated as dead.
+"""Heartbeats, which detect workers that hang. A worker that hangs is killed.
 
     every_s -> worker.call("__ping__") -> no answer for hang_s -> worker.kill() -> on_death
 
-Takes: workers. Gives: the death of those that are silent for too long. Never: decides what happens
-to a dead worker (its owner does), or tells slow work from none: the ping is answered by the loop of
-the worker's process, beside whatever the worker does in its thread.
+Takes: workers. Gives: the death of workers that do not answer in time. Never: decides what happens
+to a dead worker (its owner does), or detects slow work: the loop of the worker's process answers
+the ping, while the work runs in its thread.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from rollart_core.errors import WorkerDied
 from rollart_core.runtime.worker import Worker
 
 Tell = Callable[[str, Mapping[str, object]], None]
-"""Keeps an event of the run: its kind, and plain JSON."""
+"""Event callback of a run: the kind of the event, and its payload as plain JSON."""
 
 
 def nobody_listens(kind: str, payload: Mapping[str, object]) -> None:
-    """Keep nothing."""
+    """Ignore the event."""
 
 
 class Heartbeat:
-    """Pings workers until they are gone.
+    """Pings workers until they end.
 
     Args:
         every_s: Seconds between an answer and the next ping.
-        hang_s: A worker that is silent for longer is killed; None: nothing is pinged.
-        tell: Hears of each worker that hung.
+        hang_s: A worker that does not answer for this many seconds is killed; None: no pings.
+        tell: Event callback for each worker that hung.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class Heartbeat:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def watch(self, worker: Worker) -> None:
-        """Ping a worker from when it is up until it is gone or closed.
+        """Ping a worker from when it is up until it ends or is closed.
 
-        Best once it is built: a process that imports much may not answer for seconds.
+        Call this once the object is built: during imports a process may not answer for seconds.
         """
         if self._hang_s is None:
             return
@@ -52,7 +52,7 @@ class Heartbeat:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop all pings."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -72,7 +72,7 @@ class Heartbeat:
         try:
             await asyncio.wait({ping}, timeout=hang_s)
             if not ping.done():
-                # It may have been this process that was stopped: what came meanwhile is read first.
+                # Perhaps this process was stopped, not the worker: read pending answers first.
                 await asyncio.wait({ping}, timeout=min(1.0, hang_s))
             return ping.done()
         finally:
@@ -80,10 +80,10 @@ class Heartbeat:
 
 
 async def _ping(worker: Worker) -> None:
-    """Return when the worker has answered anything, an error included, or is gone."""
+    """Return when the worker has answered, also with an error, or has ended."""
     try:
         await worker.call("__ping__")
     except WorkerDied:
         return
     except Exception:
-        return  # an answer all the same
+        return  # an error is an answer too

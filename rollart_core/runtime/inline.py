@@ -1,7 +1,7 @@
-"""One machine: engines and trainer in a process each, environments in processes or threads.
+"""Run on one machine: one process per engine and trainer rank, environments in processes or here.
 
-Takes: a run config and a run directory. Gives: the parts that a
-:class:`rollart_core.runtime.base.Runtime` offers. Never: needs a daemon or a GPU, or leaves a
+Takes: a run config and a run directory. Gives: the workers that a
+:class:`rollart_core.runtime.base.Runtime` provides. Never: needs a daemon or a GPU, or leaves a
 process or a shared memory file behind.
 """
 
@@ -27,16 +27,16 @@ from rollart_core.runtime.worker import Worker
 from rollart_core.runtime.workers import WorkersRuntime
 
 LOCAL, BASE = INLINE_POOLS
-"""The name of this machine as a pool; and that of the engines of ``engine`` beside others."""
+"""The pool name of this machine, and the pool name of ``engine`` if there are other engines."""
 
 
 class InlineRuntime(WorkersRuntime):
-    """Starts and ends the parts on this machine."""
+    """Starts and stops the workers on this machine."""
 
     trainer_host = "127.0.0.1"
 
     def __init__(self, run: ResolvedRun, run_dir: Path) -> None:
-        """Describe the run; nothing is started yet."""
+        """Describe the run without starting anything."""
         super().__init__(run, run_dir, shared_folder(run_dir.name))
         assert isinstance(run.config.runtime, InlineConfig)
         self._inline = run.config.runtime
@@ -46,15 +46,15 @@ class InlineRuntime(WorkersRuntime):
 
     @property
     def num_env_workers(self) -> int:
-        """How many env workers to start; without processes of their own there is one, here."""
+        """The number of env workers; 1, in this process, if ``env_processes`` is 0."""
         return max(1, self._inline.env_processes)
 
     @classmethod
     def check_pools(cls, run: Resolution) -> None:
-        """Do nothing: a config declares no pools of this machine."""
+        """Do nothing: the config declares no pools for this runtime."""
 
     async def connect(self) -> Sequence[Pool]:
-        """Return this machine as the one pool there is; or a pool for each class of engines."""
+        """Return this machine as one pool; with several classes of engines, also a pool of each."""
         here = local_pool()
         if not self.run.engines:
             return [here]
@@ -65,14 +65,14 @@ class InlineRuntime(WorkersRuntime):
         return [rest, *(Pool(name, "cpu", count, roles=("engines",)) for name, count in classes)]
 
     async def place(self, placement: Placement) -> None:
-        """Do nothing: all is here."""
+        """Do nothing: everything runs on this machine."""
 
     def pool_of(self, role: str, index: int) -> str:
-        """Return the one pool; of an engine, that of its class."""
+        """Return the pool of this machine, or for an engine the pool of its class."""
         return self._pools_of_engines[index] if role == "engine" else LOCAL
 
     def new_worker(self, role: str, index: int = 0) -> Worker:
-        """Return an unstarted process of this machine."""
+        """Return an unstarted process on this machine."""
         threads = {
             "engine": self._inline.engine_threads,
             "teacher": self._inline.engine_threads,
@@ -87,34 +87,34 @@ class InlineRuntime(WorkersRuntime):
         )
 
     async def start_worker(self) -> EnvWorkerHandle:
-        """Start one env worker, in a process or, with ``env_processes: 0``, here."""
+        """Start one env worker in a process, or in this process with ``env_processes: 0``."""
         limits = self.worker_limits(self._inline.env_threads)
         if self._inline.env_processes == 0:
             return LocalWorker(EnvWorker(**limits))
         return await self._started_worker(self.new_worker("env"), limits)
 
     async def reserve(self, role: str, index: int, pool: str | None) -> None:
-        """Note where it is to be: a process more needs no leave."""
+        """Record the pool of a new engine; a process needs no reservation."""
         if role == "engine":
             self._pools_of_engines[index] = pool or self._pools_of_engines[0]
 
     @property
     def env_workers_scale(self) -> bool:
-        """Not where environments are in this process."""
+        """Whether the number of env workers can change; False if they are in this process."""
         return self._inline.env_processes > 0
 
 
 def local_pool() -> Pool:
-    """Return this machine as the one pool there is."""
+    """Return this machine as a pool."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Pool(LOCAL, "cpu", cores or 1)
 
 
 def shared_folder(run_name: str) -> Path:
-    """Make and return the folder in memory (or the temporary one) that a run's processes share.
+    """Create and return the folder that a run's processes share, in memory if possible.
 
-    Its name carries the process id of the run, so that a later run can remove what a killed one
-    left.
+    Its name contains the process id of the run, so that a later run can remove the folder of a
+    killed run.
     """
     root = shared_root()
     for left in root.glob("rollart-run-*"):
@@ -125,7 +125,7 @@ def shared_folder(run_name: str) -> Path:
 
 
 def shared_root() -> Path:
-    """Return where such folders are made."""
+    """Return the parent of the shared folders: ``/dev/shm``, or the temporary folder."""
     return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 
 

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: what a run, an evaluation or a benchmark started is taken down again.
+"""Ctrl-C and SIGTERM: stop everything that a run, an evaluation or a benchmark has started.
 
-Takes: who may see to an end in order. Gives: context managers. Never: takes another's cancelling
-for a Ctrl-C, or a signal where it is not the main thread's to take.
+Takes: a function that may start an orderly shutdown. Gives: context managers. Never: treats a
+cancellation by the caller as a Ctrl-C, or handles signals outside the main thread.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from contextlib import contextmanager, suppress
 
 
 def at_once() -> bool:
-    """Say that nobody sees to an end in order."""
+    """Return False: there is no orderly shutdown."""
     return False
 
 
 @contextmanager
 def interrupts(ends_in_order: Callable[[], bool] = at_once) -> Iterator[None]:
-    """Have each signal end the current task, unless somebody ends it in order.
+    """Cancel the current task at each signal, unless an orderly shutdown is started.
 
     Args:
-        ends_in_order: Asked at each signal. True: the task comes to its end by itself.
+        ends_in_order: Called at each signal. If it returns True, the task ends without being
+            cancelled.
 
     Raises:
-        KeyboardInterrupt: When a signal ended the task.
+        KeyboardInterrupt: If a signal ended the task.
     """
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     assert main is not None
@@ -39,14 +40,14 @@ def interrupts(ends_in_order: Callable[[], bool] = at_once) -> Iterator[None]:
             main.cancel()
 
     taken: list[signal.Signals] = []
-    with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread, or none
+    with suppress(ValueError, RuntimeError, NotImplementedError):  # not main thread, or no support
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt)
             taken.append(number)
     try:
         yield
     except asyncio.CancelledError:
-        if not was_told:  # it is the caller who cancels
+        if not was_told:  # the caller cancelled
             raise
         raise KeyboardInterrupt from None
     finally:
@@ -56,7 +57,9 @@ def interrupts(ends_in_order: Callable[[], bool] = at_once) -> Iterator[None]:
 
 @contextmanager
 def sigterm_is_ctrl_c() -> Iterator[None]:
-    """Have SIGTERM end what is inside as a Ctrl-C does, so that it cleans up; not of a thread.
+    """Make SIGTERM end the block as Ctrl-C does, so that it cleans up.
+
+    Has no effect outside the main thread.
 
     Raises:
         KeyboardInterrupt: At SIGTERM.

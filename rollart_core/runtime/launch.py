@@ -5,8 +5,8 @@
                                       journal, shards, checkpoints, trackers, validations  |
                                                               the best weights, or the last ones
 
-Takes: a resolved run. Gives: a report, on paper (``report.json``) and as an object. Never: leaves
-anything running, however it ends; and never trains by itself (the controller does).
+Takes: a resolved run. Gives: a report, in ``report.json`` and as an object. Never: leaves anything
+running, however the run ends. The controller trains; this module does not.
 """
 
 from __future__ import annotations
@@ -55,31 +55,31 @@ from rollart_core.training.warm_start import WarmStartDependencies, WarmStartRes
 from rollart_core.types import Task, Ticket, Trajectory
 
 NUM_CORPUS_TASKS = 400
-"""Tasks whose text a new tokenizer is trained on."""
+"""Number of tasks whose text a new tokenizer is trained on."""
 NUM_DEMONSTRATED_TASKS = 1_000_000
-"""Demonstrations go through the training tasks in a seeded order; more than any run asks for."""
+"""Maximum number of demonstrated tasks, taken in a seeded order; larger than any run needs."""
 
 
 def launch(
     run: ResolvedRun, *, resume: Path | None = None, observer: RunObserver | None = None
 ) -> RunReport:
-    """Execute a run on this machine and wait for its end.
+    """Execute a run and wait for its end.
 
     Args:
-        run: What to do.
-        resume: A run directory to go on in, from its newest checkpoint.
-        observer: Who watches.
+        run: The resolved run.
+        resume: A run directory to continue in, from its newest checkpoint.
+        observer: Receives phases, progress and messages.
 
     Raises:
-        UserError: When it cannot start.
-        KeyboardInterrupt: When interrupted before there was anything to report.
-        RollartError: When a part of it failed for good; everything is ended, and kept.
+        UserError: If the run cannot start.
+        KeyboardInterrupt: If it is interrupted before there is anything to report.
+        RollartError: If a worker is lost for good. All workers are stopped; the files are kept.
     """
     return asyncio.run(_Launch(run, resume, observer or NobodyWatches()).execute())
 
 
 class _Launch:
-    """The phases of one run and what they hand on."""
+    """The phases of one run and the state that they share."""
 
     def __init__(self, run: ResolvedRun, resume: Path | None, observer: RunObserver) -> None:
         self._run = run
@@ -165,7 +165,7 @@ class _Launch:
         )
         await training.prepare(state)
         before = await self._evaluate("before") if state is None else (None, None)
-        router.check()  # what follows would only fail, episode by episode
+        router.check()  # without an engine, each episode would fail
         async with self._phase("train", self._train_detail()):
             try:
                 stop = await training.execute(state)
@@ -186,7 +186,7 @@ class _Launch:
         return report
 
     async def _episodes(self, runtime: Runtime, recorder: RunRecorder) -> RunEpisode:
-        """Return how the tickets that are trained are executed."""
+        """Return the function that executes the tickets of training."""
         envs = self._envs
         run = envs.demonstrate if self._run.demonstrates else envs.run_episode
         episodes: RunEpisode = partial(run, on_cancel=recorder.cancelled)
@@ -196,7 +196,7 @@ class _Launch:
         return teacher.after(episodes)
 
     def _validator(self, recorder: RunRecorder) -> Validator | None:
-        """Return what validates while training; None where there is no validation."""
+        """Return the validator of training; None if there is no validation."""
         evaluation = self._config.evaluation
         if evaluation.every_batches is None:
             return None
@@ -204,14 +204,14 @@ class _Launch:
         if len(tasks) < evaluation.validation_tasks:
             wanted = evaluation.validation_tasks
             self._observer.message(
-                f"Validations have {len(tasks)} tasks, not {wanted}: there are no more, or more "
-                "than a fifth of the training tasks would be needed."
+                f"Validations use {len(tasks)} tasks instead of {wanted}: the split has no more "
+                "tasks, or more than a fifth of the training tasks would be held out."
             )
         parts = ValidatorDependencies(recorder, tasks, self._sample, self._envs.cluster_of)
         return Validator(self._config, parts)
 
     def _fail(self, error: RollartError) -> None:
-        """End training; outside of it what needs the lost part fails by itself."""
+        """End training; outside training, the next call to the lost worker fails."""
         if self._training is not None:
             self._training.fail(error)
 
@@ -238,7 +238,7 @@ class _Launch:
         recorder: RunRecorder,
         model_path: str,
     ) -> RunState | None:
-        """Bring trainer and engines to the weights RL begins with; return where a resume stands."""
+        """Load the initial weights of RL into trainer and engines; return the resumed state."""
         state: RunState | None = None
         if self._resume is not None:
             state = await recorder.load_newest(trainer.call)
@@ -293,10 +293,10 @@ class _Launch:
         return await self._envs.run_episode(ticket, version, temperature=temperature)
 
     async def _first_attempt(self, temperature: float | None, ticket: Ticket) -> Trajectory:
-        """Play before anything is trained: what always fails is not worth training on.
+        """Play one attempt before training, and stop the run if most attempts fail.
 
         Raises:
-            TooManyFailures: When most of the last ones failed, as while training.
+            TooManyFailures: If the failure rate exceeds ``failures.max_rate``, as in training.
         """
         trajectory = await self._attempt(0, temperature, ticket)
         self._first_attempts.add(ticket.task.env_id, trajectory.failure)
@@ -316,8 +316,8 @@ class _Launch:
         attempt = self._first_attempt if when == "before" else partial(self._attempt, 0)
         for kind, repeated, temperature in kinds:
             async with self._phase(f"evaluate {when}", f"{len(repeated)} tasks, {kind}"):
-                # The same name before and after: both draw the same random numbers, which makes
-                # the paired difference sharper.
+                # The name is the same before and after, so both use the same random numbers. This
+                # reduces the variance of the paired difference.
                 result = await evaluate(
                     repeated,
                     partial(attempt, temperature),
@@ -391,18 +391,18 @@ class _Launch:
             self._phases[name] = self._phases.get(name, 0.0) + took
 
     def _ends_in_order(self) -> bool:
-        """Ctrl-C while training ends the run in order; elsewhere, or a second time, at once."""
+        """Request an orderly stop at the first Ctrl-C during training; False otherwise."""
         training = self._training
         if training is None or not training.running or self._interrupted:
             return False
         self._interrupted = True
-        self._observer.message("Stopping after the batch in training; Ctrl-C again: at once.")
+        self._observer.message("Stopping after the current batch. Press Ctrl-C again to stop now.")
         training.request_stop("interrupted")
         return True
 
 
 def new_runtime(run: ResolvedRun, run_dir: Path) -> WorkersRuntime:
-    """Return the runtime of a run; nothing is started yet."""
+    """Return the runtime of a run without starting anything."""
     if run.config.runtime.kind == "inline":
         return InlineRuntime(run, run_dir)
     runtime: WorkersRuntime = registry.resolve("runtimes", run.config.runtime.kind)(run, run_dir)
@@ -417,18 +417,18 @@ async def _end(elastic: Elastic, envs: RunEnvs, runtime: Runtime) -> None:
 
 def _said(result: EvaluationResult) -> str:
     if not result.score.n:
-        return f": none of {result.num_failed} episodes came to an end"
+        return f": all {result.num_failed} episodes failed"
     success = f" success {result.success.mean:.1%}," if result.success.n else ""
     return f"{success} score {result.score.mean:.3f}"
 
 
 def _fell_short(result: WarmStartResult, config: WarmStart) -> str:
-    came = "without a check (its loss stayed too high to be worth one)"
+    came = "without a check (its loss stayed too high for one)"
     if not math.isnan(result.success):
         came = f"at {result.success:.0%} sampled success"
     key = "max_train_steps" if result.train_steps == config.max_train_steps else "max_wall_s"
     return (
         f"The warm start ended {came} after {result.train_steps} train steps, below "
-        f"warm_start.until_success ({config.until_success:.0%}); going on with RL. To go further "
+        f"warm_start.until_success ({config.until_success:.0%}). RL starts now. To train longer, "
         f"raise warm_start.{key}."
     )

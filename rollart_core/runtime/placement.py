@@ -1,12 +1,12 @@
-"""The placement of one run: made before it starts, made again if its workloads drift from the plan.
+"""The placement of one run, which is replanned if its workloads drift from the plan.
 
     pools -> mapper -> placement -> runtime (where workers start) and router (shares of each env)
                ^                                                        ^
                +-- workloads, measured from finished trajectories ------+
 
 Takes: a resolved run, its pools, finished trajectories. Gives: placements. Never: moves a worker
-that has started: a new plan changes which engines an environment's new episodes go to, and no more.
-Nor asks twice for one change of a workload.
+that has started, or plans twice for one change of a workload. A new plan changes only which engines
+receive new episodes of an environment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RunEpisode = Callable[[Ticket, int], Awaitable[Trajectory]]
 
 
 def workloads_of(run: ResolvedRun | Resolution) -> dict[str, Workload]:
-    """Return the workload of each environment, by the name it has in the run: as declared."""
+    """Return the declared workload of each environment, by its name in the run."""
     asked = run.config.rollout.workload
     if asked is not None and len(run.envs) == 1:
         return {run.envs[0].name: Workload(**asked.model_dump())}
@@ -44,11 +44,11 @@ def workloads_of(run: ResolvedRun | Resolution) -> dict[str, Workload]:
 
 
 def demand_of(run: ResolvedRun | Resolution, model: ModelShape | None = None) -> Demand:
-    """Return what the run asks of the hardware besides.
+    """Return the run's demand on the hardware, apart from workloads.
 
     Args:
         run: The run.
-        model: Its model's shape, where the config's own is not known.
+        model: The shape of its model; used if the config does not give one.
     """
     runtime = run.config.runtime
     rewards = [reward for env in run.envs if (reward := env.reward) is not None]
@@ -72,16 +72,16 @@ def place(
     demand: Demand,
     workloads: Mapping[str, Workload] | None = None,
 ) -> Placement:
-    """Ask the run's mapper where everything goes.
+    """Return the placement of the run by its mapper.
 
     Args:
         run: The run.
-        pools: What there is.
-        demand: What it asks for.
-        workloads: As measured; None: as declared.
+        pools: The available pools.
+        demand: The demand of the run.
+        workloads: The measured workloads; None: the declared ones.
 
     Raises:
-        ConfigError: When the mapper cannot place the run.
+        ConfigError: If the mapper cannot place the run.
     """
     assert run.mapper is not None
     mapper: HardwareMapper = run.mapper.build()
@@ -97,30 +97,30 @@ def place(
 
 
 class Slotted(Protocol):
-    """An engine of the router, as far as a plan looks at it."""
+    """The attributes of a router's engine that planning uses."""
 
     @property
     def pool(self) -> str:
-        """Where it is."""
+        """The pool of the engine."""
 
 
 class PlacedRouter(Protocol):
-    """The router, as far as a plan needs it."""
+    """The methods of the router that planning uses."""
 
     @property
     def engine_states(self) -> Sequence[Slotted]:
-        """Its engines."""
+        """The engines."""
 
     def place(self, placement: Placement) -> None:
-        """Follow another placement."""
+        """Apply a new placement."""
 
 
 class RunPlan:
-    """Plans a run, and plans again; see the module.
+    """Plans and replans a run; see the module docstring.
 
     Args:
         run: The run.
-        event: Keeps an event of the run.
+        event: Event callback of the run.
     """
 
     def __init__(
@@ -139,19 +139,19 @@ class RunPlan:
         """Place the run.
 
         Raises:
-            ConfigError: When the mapper cannot place it on these pools.
+            ConfigError: If the mapper cannot place it on these pools.
         """
         self._pools = pools
-        if len(pools) > 1:  # on one pool there is nothing to reckon with
+        if len(pools) > 1:  # one pool needs no planning
             self._demand = demand_of(self._run)
         self.placement = place(self._run, pools, self._demand)
         self._note(self.placement, workloads_of(self._run), ())
         return self.placement
 
     def watched(self, run_episode: RunEpisode, router: PlacedRouter) -> RunEpisode:
-        """Return the same function, whose trajectories are measured and planned with.
+        """Wrap the function to measure its trajectories and replan if workloads drift.
 
-        Those of experts are not: no engine has generated them.
+        Demonstrations are not measured, because no engine generates them.
         """
         if self._run.demonstrates:
             return run_episode
@@ -168,19 +168,19 @@ class RunPlan:
         return watch
 
     async def close(self) -> None:
-        """End a plan that is being made."""
+        """Cancel a running plan."""
         if self._planning is not None:
             self._planning.cancel()
             await asyncio.gather(self._planning, return_exceptions=True)
 
     async def _catch_up(self, router: PlacedRouter) -> None:
-        """Plan until nothing has left its plan meanwhile."""
+        """Plan until no further drift has been detected meanwhile."""
         while (departure := self._due) is not None:
             self._due = None
             await self._again(departure, router)
 
     async def _again(self, departure: Departure, router: PlacedRouter) -> None:
-        """Plan with what was measured, for the engines there are; on failure all stays."""
+        """Replan with measured workloads for the current engines; on failure keep the plan."""
         assert self.placement is not None
         num_engines = Counter(state.pool for state in router.engine_states)
         group = self._demand.engine_devices
@@ -191,7 +191,7 @@ class RunPlan:
             placement = await asyncio.to_thread(
                 place, self._run, pools, demand, departure.workloads
             )
-        except Exception as e:  # whatever a mapper raises: the run has a plan that it can keep
+        except Exception as e:  # a mapper may raise any error; the run keeps its plan
             error = first_line(text_of(e))
             if not isinstance(e, RollartError):
                 error = f"the mapper raised {described(e)}"
@@ -217,13 +217,13 @@ def as_built(
     engine_devices: Mapping[str, int],
     num_trainer_ranks: int,
 ) -> list[Pool]:
-    """Return the pools as a running run has them: each for what is on it, and nothing else.
+    """Return the pools restricted to the roles and devices that a running run uses on them.
 
     Args:
-        pools: What there was to begin with.
-        placement: Where things are.
-        engine_devices: Pool -> devices of the engines there now.
-        num_trainer_ranks: How many the trainer has.
+        pools: The initial pools.
+        placement: The current placement.
+        engine_devices: Pool -> number of devices of its current engines.
+        num_trainer_ranks: The number of trainer ranks.
     """
     built = []
     for pool in pools:
@@ -243,25 +243,25 @@ def as_built(
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Workloads have left what was planned with."""
+    """Workloads that have drifted from the plan."""
 
     workloads: Mapping[str, Workload]
-    """What to plan with now: measured where there is enough, else as before."""
+    """The workloads for the new plan: measured if there are enough trajectories, else unchanged."""
     why: tuple[str, ...]
-    """A phrase for each environment that left, such as ``toy/X-v1: turns 9 instead of 3``."""
+    """A phrase for each environment that drifted, such as ``toy/X-v1: turns 9 instead of 3``."""
 
 
 class Replanner:
-    """Watches the workloads of a run.
+    """Measures the workloads of a run and detects drift.
 
-    Hysteresis: what was measured becomes what is planned with, so the next plan needs another
-    ``factor``; and no plan follows the last before ``min_trajectories`` more of the environment.
+    Hysteresis: measured workloads become the planned ones, so the next plan needs a drift by
+    another ``factor``, and at least ``min_trajectories`` more trajectories of the environment.
 
     Args:
         declared: Env id -> workload of the first plan.
-        factor: By how much a figure may differ from the plan's.
-        min_trajectories: An environment's means may start a plan after so many, and are part of a
-            plan that another started after half of that.
+        factor: The ratio to the planned figure above which a figure has drifted.
+        min_trajectories: Number of trajectories after which an environment may start a plan. After
+            half of them its means are used in a plan that another environment started.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class Replanner:
         min_trajectories: int = 64,
     ) -> None:
         if factor <= 1:
-            raise ValueError(f"a factor of {factor:g} would plan again for nothing; it is above 1")
+            raise ValueError(f"factor is {factor:g}; give a number above 1")
         self._factor = factor
         self._min_trajectories = min_trajectories
         self._planned = dict(declared)
@@ -280,7 +280,7 @@ class Replanner:
         self._due_at = dict.fromkeys(declared, min_trajectories)
 
     def observe(self, trajectory: Trajectory) -> Departure | None:
-        """Take a finished trajectory; returns what to plan with when that is due."""
+        """Add a finished trajectory; return the drift if a new plan is due."""
         env_id = trajectory.ticket.task.env_id
         meter = self._meters.get(env_id)
         if meter is None:
@@ -294,7 +294,7 @@ class Replanner:
         return self._depart()
 
     def _depart(self) -> Departure:
-        """Make what was measured what is planned with."""
+        """Use the measured workloads as the planned ones."""
         why = []
         for env_id, meter in self._meters.items():
             if 2 * meter.count < self._min_trajectories:

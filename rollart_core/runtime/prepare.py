@@ -1,12 +1,12 @@
-"""A run that can start here: whatever its config has wrong, or asks for in vain, is said at once.
+"""Preparation of a run, which checks its config and reports all problems in one error.
 
-    file ──> schema ──> what contradicts what ┐
-                        plugins, options      ├──> one error, a line each ──> ResolvedRun
+    file ──> schema ──> contradictions        ┐
+                        plugins, options      ├──> ResolvedRun, or one error, a line each
                         executables, files    │
                         the mapper's pools    ┘
 
-Takes: a config. Gives: a resolved run, or one ConfigError. Never: starts or fetches anything. What
-only other machines know (the nodes of a cluster) is asked of them before parts start there.
+Takes: a config. Gives: a resolved run, or one ConfigError. Never: starts or fetches anything. The
+nodes of a cluster are checked later, before workers start there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rollart_core.runtime.workers import WorkersRuntime
 from rollart_core.store.run_dir import runs_dir_fault
 
 NO_ENVIRONMENT = "has no environment"
-"""What a mapper says of a name that is none of the run's environments."""
+"""Marks a mapper's message about a name that is not an environment of the run."""
 
 
 def prepare(
@@ -42,16 +42,16 @@ def prepare(
     import_classes: bool = False,
     makes_folder: bool = True,
 ) -> ResolvedRun:
-    """Read a run config and find all that it asks for.
+    """Read a run config and resolve everything that it refers to.
 
     Args:
         path: A YAML file.
-        overrides: ``key=value`` each.
-        import_classes: Also import every plugin's class in this process.
-        makes_folder: False: a run goes on in the directory that it has.
+        overrides: Overrides in the form ``key=value``.
+        import_classes: Also import the class of every plugin in this process.
+        makes_folder: False if the run continues in an existing directory.
 
     Raises:
-        ConfigError: With a line for each thing that is wrong or missing.
+        ConfigError: With one line per problem.
     """
     mapping = read_run_config(Path(path))
     overridden = [apply_override(mapping, override) for override in overrides]
@@ -70,19 +70,19 @@ def prepare_mapping(
     generates: bool = True,
     makes_folder: bool = True,
 ) -> ResolvedRun:
-    """Find all that a config asks for.
+    """Resolve everything that a config refers to.
 
     Args:
-        mapping: As read, overrides applied.
-        source: What errors call it.
-        overridden: Paths of keys that came from the command line.
-        import_classes: As :func:`prepare` has it.
-        trains: False: the model is only evaluated.
-        generates: False: no model plays at all.
-        makes_folder: False: nothing is made in ``runs_dir``.
+        mapping: The config as read, with overrides applied.
+        source: The name of the config in errors.
+        overridden: Paths of the keys that were set on the command line.
+        import_classes: As for :func:`prepare`.
+        trains: False if the model is only evaluated.
+        generates: False if no model is used.
+        makes_folder: False if no folder is created in ``runs_dir``.
 
     Raises:
-        ConfigError: As :func:`prepare`.
+        ConfigError: As for :func:`prepare`.
     """
     config, problems = validate(mapping)
     if config is None:
@@ -109,16 +109,16 @@ def prepare_mapping(
 
 
 def _no_device(config: RunConfig) -> list[Problem]:
-    """Return why the model cannot be where the config wants it; imports torch for CUDA alone."""
+    """Return why the model cannot use its device; imports torch only for ``cuda``."""
     if getattr(config.model, "device", None) != "cuda":
         return []
     try:
         import torch
-    except ImportError:  # which the engine's class tells of
+    except ImportError:  # the engine's class reports this
         return []
     if torch.cuda.is_available():
         return []
-    message = "cuda: torch sees no CUDA device here; take auto or cpu, or a torch with CUDA"
+    message = "cuda: torch sees no CUDA device here; use auto or cpu, or install torch with CUDA"
     return [Problem(("model", "device"), message)]
 
 
@@ -133,7 +133,7 @@ def _no_places(found: Resolution) -> list[Problem]:
     if not isinstance(runtime, RayRuntime) or not runtime.pools:
         return []
     if found.mapper is None or not found.envs or _strange_classes(found.config):
-        return []  # there is more to mend first, which is told of
+        return []  # other problems, already reported, must be fixed first
     listed = found.config.env if isinstance(found.config.env, tuple) else (found.config.env,)
     runtime_class: type[WorkersRuntime] = registry.resolve("runtimes", runtime.kind)
     try:
@@ -142,6 +142,6 @@ def _no_places(found: Resolution) -> list[Problem]:
         lines = str(e).splitlines()
     else:
         return []
-    if len(found.envs) < len(listed):  # the mapper's options may name the others
+    if len(found.envs) < len(listed):  # the mapper's options may name unresolved environments
         lines = [line for line in lines if NO_ENVIRONMENT not in line]
     return [Problem(("runtime", "pools"), line) for line in lines]

@@ -1,11 +1,11 @@
-"""A worker in a process of its own: started, called, watched and ended.
+"""A worker in its own process: starting it, calling it, watching it and stopping it.
 
-Engines, trainer ranks and environments of a run, workers of the reward backend `pool`, and what
-compares mathematics are such processes.
+The engines, trainer ranks and env workers of a run, the workers of the reward backend `pool` and
+the comparison of mathematical answers run in such processes.
 
-Takes: ``"module:Class"`` and arguments that pickle. Gives: ``await part.call("method", ...)``.
-Never: leaves the process behind; it ends with ``close``, with the run's process, or when told. What
-it has started ends with ``close`` too, also in sessions of its own.
+Takes: ``"module:Class"`` and picklable arguments. Gives: ``await worker.call("method", ...)``.
+Never: leaves the process behind. It ends at ``close``, at ``kill``, or with the run's process. The
+processes that it started end at ``close`` too, even in other sessions.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from rollart_core.errors import WorkerDied, first_line
 from rollart_core.runtime.frames import Answer, Call, FrameProtocol, encode
 
 PART_VARIABLE: Final = "ROLLART_PART"
-"""Marks a worker's process and all that it starts: the name of the worker, and a unique id."""
+"""Marks a worker's process and its descendants; contains the worker's name and a unique id."""
 KILL_PASSES: Final = 100
 KILL_WAIT_S: Final = 0.02
-"""Between two passes."""
+"""Seconds between two passes."""
 EXIT_WAIT_S: Final = 2.0
-"""How long after the end of its stream a process may take until its exit code can be read."""
+"""Maximum seconds from the end of a process's stream until its exit code can be read."""
 EXIT_POLL_S: Final = 0.005
 OUTPUT_BYTES: Final = 4096
-"""How much of its output is kept."""
+"""Number of bytes kept from the end of the output."""
 _PIPE_BYTES: Final = 1 << 16
 
 OnAnswer: TypeAlias = Callable[[Any, BaseException | None], None]
-"""Gets what a call returned, or its error."""
+"""Receives the return value of a call, or its error."""
 
 
 class WorkerProcess:
-    """One part of the run in a process of its own."""
+    """One worker in its own process."""
 
     def __init__(
         self,
@@ -57,16 +57,16 @@ class WorkerProcess:
         num_threads: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Describe the process; ``start`` brings it up.
+        """Describe the process; ``start`` starts it.
 
         Args:
-            name: What errors and the log call it.
-            log_path: Where its stdout and stderr go; None: to those of this process.
-            keep_output: Whether to keep the end of what it writes, for errors, instead.
-            own_group: Whether it leads a process group, which is killed when it has ended: what it
-                has started with an environment of its own, too.
-            num_threads: CPU threads of numeric libraries in it.
-            environment: Variables it has besides those of this process.
+            name: The name used in errors and the log.
+            log_path: The file for its stdout and stderr; None: those of this process.
+            keep_output: Whether to keep the end of its output for error messages instead.
+            own_group: Whether it leads a process group, which is killed after it has ended. This
+                also ends descendants that replaced their environment variables.
+            num_threads: Number of CPU threads of its numeric libraries.
+            environment: Environment variables to add to those of this process.
         """
         self.name = name
         self.on_death: Callable[[WorkerProcess], None] | None = None
@@ -85,18 +85,18 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id, once started."""
+        """The process id; None before ``start``."""
         return self._process.pid if self._process else None
 
     @property
     def alive(self) -> bool:
-        """True while it can be called."""
+        """True while the worker accepts calls."""
         return self._stream is not None and not self._stream.transport.is_closing()
 
     async def start(
         self, factory: str | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Bring the process up and build the part in it."""
+        """Start the process and build the object in it."""
         ours, theirs = socket.socketpair()
         try:
             with self._open_log() as log:
@@ -110,11 +110,11 @@ class WorkerProcess:
             await self.call("__build__", factory, dict(kwargs or {}))
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the part (or ``"module:function"``) and wait for its answer.
+        """Call a method of the object (or ``"module:function"``) and wait for the result.
 
         Raises:
-            WorkerDied: When the process is gone, before or meanwhile.
-            Exception: Whatever the method raised.
+            WorkerDied: If the process has ended, before the call or during it.
+            Exception: Any exception that the method raised.
         """
         if not self.alive:
             await self._wait_exit()
@@ -123,17 +123,17 @@ class WorkerProcess:
         return await answer
 
     def send(self, on_answer: OnAnswer, method: str, *args: Any, **kwargs: Any) -> None:
-        """Make a call that nobody need wait for.
+        """Send a call without waiting for its result.
 
         Args:
-            on_answer: Called once, on the loop, with what it returned or raised: WorkerDied when
-                the process ends meanwhile.
+            on_answer: Called once, on the loop, with the return value or the error; the error is
+                WorkerDied if the process ends first.
             method: As for :meth:`call`.
-            *args: Its arguments.
-            **kwargs: The same.
+            *args: Positional arguments of the method.
+            **kwargs: Keyword arguments of the method.
 
         Raises:
-            WorkerDied: When the process is gone.
+            WorkerDied: If the process has ended.
         """
         if not self.alive or self._stream is None:
             raise self._died()
@@ -143,13 +143,13 @@ class WorkerProcess:
         self._stream.transport.write(frame)
 
     def kill(self) -> None:
-        """End the process now."""
+        """Kill the process now."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     async def close(self, *, grace_s: float = 5.0) -> None:
-        """Let the process end by itself, and kill it when it does not within ``grace_s``."""
+        """Let the process end, and kill it if it does not end within ``grace_s`` seconds."""
         self._closing = True
         if self._stream is not None:
             self._stream.transport.close()
@@ -172,7 +172,7 @@ class WorkerProcess:
 
     def _take(self, answer: Call | Answer) -> None:
         assert isinstance(answer, Answer)
-        on_answer = self._calls.pop(answer.call_id, None)  # None: it was marked dead meanwhile
+        on_answer = self._calls.pop(answer.call_id, None)  # None: already marked dead
         if on_answer is not None:
             on_answer(answer.value, answer.error)
 
@@ -199,7 +199,7 @@ class WorkerProcess:
             self.on_death(self)
 
     def _died(self) -> WorkerDied:
-        """Return the error that says how the process ended."""
+        """Return an error that describes how the process ended."""
         code = self._process.poll() if self._process else None
         how = "closed" if code is None and self._closing else f"exit code {code}"
         if code is not None and code < 0:
@@ -237,7 +237,7 @@ class WorkerProcess:
 
 
 def settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    """Pass an answer on, unless its caller has been cancelled."""
+    """Set the result or error of a future, unless it is already done (its caller cancelled)."""
     if future.done():
         return
     if error is None:
@@ -247,7 +247,7 @@ def settle(future: asyncio.Future[Any], value: Any, error: BaseException | None)
 
 
 class _Output:
-    """The end of what a process writes."""
+    """Keeps the end of the output of a process."""
 
     def __init__(self) -> None:
         self._end = b""
@@ -255,7 +255,7 @@ class _Output:
         self._loop: asyncio.AbstractEventLoop
 
     def open(self) -> BinaryIO:
-        """Return the file that the process is to write to."""
+        """Return the file that the process writes to."""
         self._fd, writing = os.pipe()
         os.set_blocking(self._fd, False)
         self._loop = asyncio.get_running_loop()
@@ -263,20 +263,20 @@ class _Output:
         return os.fdopen(writing, "wb")
 
     def last_line(self) -> str:
-        """Return the last line that is not empty; empty if there is none."""
+        """Return the last non-empty line; an empty string if there is none."""
         self._read()
         lines = self._end.decode(errors="replace").strip().splitlines()
         return first_line(lines[-1]) if lines else ""
 
     def close(self) -> None:
-        """Read no more; may be called twice."""
+        """Stop reading; may be called twice."""
         if self._fd is not None:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
             self._fd = None
 
     def _read(self) -> None:
-        """Read what a pipe holds at once."""
+        """Read the available bytes, at most one full pipe buffer."""
         if self._fd is None:
             return
         try:
@@ -289,12 +289,12 @@ class _Output:
 
 
 def _kill_marked(mark: str) -> None:
-    """Kill what a process that has ended left behind: processes that inherited its mark.
+    """Kill the processes that inherited the mark of an ended process.
 
-    A process that replaces its environment is not found. Elsewhere than on Linux none is.
+    Processes that replaced their environment variables are not found. Works only on Linux.
     """
     text = f"{PART_VARIABLE}={mark}".encode()
-    for _ in range(KILL_PASSES):  # what is killed may be about to start another
+    for _ in range(KILL_PASSES):  # a process may start another one before it is killed
         found = [pid for pid in _all_pids() if text in _environment_of(pid)]
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -311,7 +311,7 @@ def _all_pids() -> list[int]:
 
 
 def _environment_of(pid: int) -> list[bytes]:
-    """Return the variables a process began with; none of one that ended or is another user's."""
+    """Return the initial variables of a process; empty if it ended or is another user's."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -321,13 +321,13 @@ def _environment_of(pid: int) -> list[bytes]:
 def _spawn(
     fd: int, log: BinaryIO | None, environment: Mapping[str, str], own_group: bool
 ) -> subprocess.Popen[bytes]:
-    """Start the program of a part.
+    """Start the program of a worker.
 
     Args:
-        fd: The socket on which it is called.
-        log: Where its stdout and stderr go; None: to those of this process.
-        environment: All its variables.
-        own_group: Whether it leads a process group of its own.
+        fd: The socket that calls arrive on.
+        log: The file for its stdout and stderr; None: those of this process.
+        environment: All its environment variables.
+        own_group: Whether it leads a new process group.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "rollart_core.runtime.child", str(fd), str(os.getpid())],

@@ -1,11 +1,11 @@
-"""Engines, env workers and the trainer in processes of their own, in the shape of local ones.
+"""Engines, env workers and the trainer in separate processes, with the interfaces of local ones.
 
-    RemoteEngine    one process; it dies -> EngineDied, and it comes back with the newest weights
-    RemoteWorker    one process; it dies -> WorkerDied, and the pool of env workers starts another
-    TrainerGroup    a process a rank; one dies -> TrainerLost, and ``restart`` brings up all again
+    RemoteEngine    one process; if it dies: EngineDied; it restarts with the newest weights
+    RemoteWorker    one process; if it dies: WorkerDied; the pool of env workers starts another
+    TrainerGroup    one process per rank; if one dies: TrainerLost; ``restart`` starts all again
 
-Takes: unstarted workers, and what to build in them. Gives: their methods. Never: hides that a
-process died, or leaves ranks waiting in a collective call for one that is gone.
+Takes: unstarted workers, and the objects to build in them. Gives: the methods of these objects.
+Never: hides that a process died, or leaves ranks waiting in a collective call for a dead one.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from rollart_core.training.report import TrainStepReport
 from rollart_core.types import Group, Sample
 
 FIRST_DELAY_S = 0.5
-"""Before the second restart of a window; the first one is at once."""
+"""Seconds before the second restart of a window; the first restart is immediate."""
 LONGEST_DELAY_S = 30.0
 
 
 @dataclass(slots=True)
 class Restarts:
-    """The deaths of one worker.
+    """Counts the deaths of one worker.
 
     Args:
-        most: Restarts within a window; one more death and the worker is given up.
+        most: Maximum restarts within a window; after one more death the worker is lost.
         window_s: Seconds after which a death no longer counts.
     """
 
     most: int
     window_s: float
     deaths: list[float] = field(default_factory=list)
-    """Seconds, of those that count."""
+    """Times of the deaths that count, in seconds."""
 
     def died(self, now_s: float) -> float | None:
-        """Take note of a death; returns seconds to wait before the restart, None for no restart."""
+        """Record a death; return the seconds until the restart, or None for no restart."""
         self.deaths = [t for t in self.deaths if now_s - t < self.window_s] + [now_s]
         if len(self.deaths) > self.most:
             return None
@@ -84,7 +84,7 @@ def _default_restarts() -> Restarts:
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """How a worker is looked after."""
+    """How a worker is monitored and restarted."""
 
     heartbeat: Heartbeat | None = None
     restarts: Restarts = field(default_factory=_default_restarts)
@@ -92,13 +92,13 @@ class RestartPolicy:
 
 
 class RemoteEngine(InferenceEngine):
-    """An inference engine in a process that is started again when it dies.
+    """An inference engine in a process that is restarted when it dies.
 
     Args:
-        process: Returns a fresh, unstarted :class:`Worker`.
+        process: Returns a new, unstarted :class:`Worker`.
         kwargs: Arguments of :func:`rollart_core.runtime.factories.build_engine`.
-        pool: Where it is.
-        care: How it is looked after.
+        pool: The pool that the engine is on.
+        care: How the process is monitored and restarted.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class RemoteEngine(InferenceEngine):
         self.health = "down"
         self.num_restarts = 0
         self.why_lost = ""
-        """Once it is lost: why."""
+        """The reason once the engine is lost; else empty."""
 
     @property
     def name(self) -> str:
-        """What errors and the log call it."""
+        """The name used in errors and the log."""
         return self._worker.name
 
     async def start(self) -> None:
@@ -133,17 +133,17 @@ class RemoteEngine(InferenceEngine):
         await self._bring_up(self._worker)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Generate one turn; aborts in the engine when the caller is cancelled.
+        """Generate one turn; if the caller is cancelled, abort the request in the engine.
 
         Raises:
-            EngineDied: When its process is gone, before or meanwhile.
+            EngineDied: If the process has ended, before the call or during it.
         """
         worker = self._worker
         try:
             with self._asked("generate"):
                 result: GenerateResult = await self._ready().call("generate", request)
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):  # it stays a cancellation, whatever becomes of it
+            with contextlib.suppress(Exception):  # the cancellation is raised in any case
                 async with asyncio.timeout(ABORT_GRACE_S):
                     await worker.call("abort", [request.request_id])
             raise
@@ -153,17 +153,17 @@ class RemoteEngine(InferenceEngine):
         """Return the logprobs of given tokens.
 
         Raises:
-            EngineDied: When its process is gone, before or meanwhile.
+            EngineDied: If the process has ended, before the call or during it.
         """
         with self._asked("score"):
             logprobs: list[float] = await self._ready().call("score", request)
         return logprobs
 
     async def load_weights(self, policy_version: int) -> WeightSwap:
-        """Swap to a version.
+        """Load the weights of a version.
 
         Raises:
-            EngineDied: When its process is gone; it comes back with that version, or a newer one.
+            EngineDied: If the process has ended; it restarts with this version or a newer one.
         """
         self._version = policy_version
         with self._asked("load_weights"):
@@ -175,7 +175,7 @@ class RemoteEngine(InferenceEngine):
         await self._ready().call("pause")
 
     async def resume(self) -> None:
-        """Go on."""
+        """Continue after ``pause``."""
         await self._ready().call("resume")
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -198,23 +198,23 @@ class RemoteEngine(InferenceEngine):
         return stats
 
     def kill(self, reason: str) -> None:
-        """Treat it as dead: what it was asked fails, and it is started again."""
+        """Kill the process: its pending calls fail, and it is restarted."""
         self._why = reason
         self._worker.kill()
 
     async def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         self._closed = True
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
         await shut_down(self._worker, "close")
 
-    # Death and return
+    # Death and restart
 
     @contextlib.contextmanager
     def _asked(self, boundary: str) -> Iterator[None]:
-        """Raise EngineDied for what is asked of the present process and finds it gone."""
+        """Raise EngineDied if the current process dies during the block or has ended before."""
         worker = self._worker
         try:
             yield
@@ -225,27 +225,27 @@ class RemoteEngine(InferenceEngine):
             raise
 
     def _mark_dead(self, worker: Worker, error: EngineDied) -> None:
-        """End a process that says itself that what answers in it (a server, say) is gone."""
+        """Kill a process that reports that its engine (for example a server) has died."""
         if worker is self._worker and self.health == "up":
             self._why = first_line(str(error))
-            self._turn("down")  # at once: what it was asked is asked elsewhere, or waits
+            self._turn("down")  # immediately, so that its requests go to other engines or wait
             worker.kill()
 
     def _ready(self) -> Worker:
-        """Return the worker, with the engine in it.
+        """Return the worker if the engine is up.
 
         Raises:
-            WorkerDied: When it is gone, or is only being started.
+            WorkerDied: If its process has ended or is still starting.
         """
         if self.health != "up":
             raise WorkerDied(f"the {self._worker.name} process is {self.health}")
         return self._worker
 
     async def _bring_up(self, worker: Worker) -> None:
-        """Start a process, give it the newest weights, and only then be up.
+        """Start a process, load the newest weights, then set the health to ``up``.
 
         Raises:
-            WorkerDied: When it died over that.
+            WorkerDied: If the process dies meanwhile.
         """
         await worker.start("rollart_core.runtime.factories:build_engine", self._kwargs)
         await worker.call("start")
@@ -265,7 +265,7 @@ class RemoteEngine(InferenceEngine):
                 await worker.call("load_weights", loaded)
             except LookupError:
                 if loaded == self._version:
-                    raise  # else: overtaken meanwhile
+                    raise  # else: a newer version was published meanwhile
 
     def _on_death(self, worker: Worker) -> None:
         if not self._closed and worker is self._worker:
@@ -290,7 +290,7 @@ class RemoteEngine(InferenceEngine):
             dead = self._worker = self._new_process()
             self.num_restarts += 1
             try:
-                async with asyncio.timeout(START_LIMIT_S):  # no ping can tell: loading is slow too
+                async with asyncio.timeout(START_LIMIT_S):  # loading blocks, so a ping is no test
                     await self._bring_up(dead)
             except Exception as e:
                 why = f"its start failed: {first_line(str(e)) or type(e).__name__}"
@@ -308,7 +308,7 @@ class RemoteEngine(InferenceEngine):
 
 
 async def exit_reason(dead: Worker) -> str:
-    """Return how a worker says that it is gone."""
+    """Return the reason of a worker's end, from the error of a ping."""
     try:
         await dead.call("__ping__")
     except Exception as e:
@@ -317,26 +317,26 @@ async def exit_reason(dead: Worker) -> str:
 
 
 class RemoteWorker:
-    """An env worker in a process of its own."""
+    """An env worker in its own process."""
 
     def __init__(self, process: Worker) -> None:
         """Wrap a started process."""
         self._worker = process
         self.call = process.call
-        """Calls a method of :class:`rollart_core.rollout.env_worker.EnvWorker`."""
+        """Call a method of :class:`rollart_core.rollout.env_worker.EnvWorker`."""
 
     @property
     def alive(self) -> bool:
-        """False when it will never answer again."""
+        """False once the worker cannot answer any more."""
         return self._worker.alive
 
     async def close(self) -> None:
-        """Close its environments, then end the process."""
+        """Close its environments, then stop the process."""
         await shut_down(self._worker, "shutdown")
 
 
 async def shut_down(worker: Worker, method: str) -> None:
-    """Let a worker end in order if it can, and by force if not."""
+    """Shut a worker down with its own method, and kill the process if that fails."""
     if worker.alive:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(SHUTDOWN_GRACE_S):
@@ -347,20 +347,21 @@ async def shut_down(worker: Worker, method: str) -> None:
 BUILD_TRAINER = "rollart_core.runtime.factories:build_trainer"
 OPEN_STORE = "rollart_core.training.process_group:open_store"
 ANSWER_GRACE_S = 5.0
-"""How long the other ranks may go on when one has raised: on a common mistake all raise at once,
-otherwise they wait for it in vain."""
+"""Seconds that the other ranks have to finish after one has raised. For a common error all ranks
+raise at about the same time; otherwise the others wait for the failed rank without end."""
 
 
 class TrainerGroup:
-    """One or more trainer ranks: a call goes to all, and rank 0's answer comes back.
+    """One or more trainer ranks: a call goes to all of them and returns the result of rank 0.
 
     Args:
-        new_worker: From a rank to a fresh, unstarted worker.
-        num_ranks: How many.
-        kwargs: Arguments of :func:`rollart_core.runtime.factories.build_trainer`, for all ranks
-        alike. host: Where the other ranks reach rank 0; None: the address of the machine it is on.
-        own_devices: Whether each rank's process sees the devices that it has, and no others.
-        watch: Gets each rank once it is built; pings, for one.
+        new_worker: Returns a new, unstarted worker for a rank.
+        num_ranks: The number of ranks.
+        kwargs: Arguments of :func:`rollart_core.runtime.factories.build_trainer`, the same for all
+            ranks.
+        host: The address where other ranks reach rank 0; None: the address of its machine.
+        own_devices: Whether each rank's process sees only the devices assigned to it.
+        watch: Called with each rank once it is built, for example to ping it.
     """
 
     def __init__(
@@ -385,21 +386,21 @@ class TrainerGroup:
         self._turn = asyncio.Lock()
         self.num_restarts = 0
         self.on_lost: Callable[[RollartError], None] | None = None
-        """Called with ``TrainerLost`` when a rank dies, whether or not it was asked for anything:
-        what the engines wait for (its weights) may be what the next batch waits for."""
+        """Called with ``TrainerLost`` when a rank dies, even if no call is in progress. Otherwise
+        a run that waits for the trainer's weights would not notice the loss."""
         self._telling: asyncio.Task[None] | None = None
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks it has."""
+        """The number of ranks."""
         return self._num_ranks
 
     async def start(self) -> None:
-        """Start the ranks, let them find each other, and load the model in each.
+        """Start the ranks, connect them, and load the model in each.
 
         Raises:
-            TrainerLost: When a rank died meanwhile.
-            Exception: Whatever a rank raised; the group is ended then.
+            TrainerLost: If a rank dies meanwhile.
+            Exception: Any exception that a rank raised; the group is stopped.
         """
         self._lost, self._dead = None, None
         self._workers = [self._new_part(rank) for rank in range(self._num_ranks)]
@@ -423,10 +424,10 @@ class TrainerGroup:
         await self._on_all(build)
 
     async def restart(self) -> None:
-        """End what is left and start a fresh group, with the weights the model began with.
+        """Stop the remaining ranks and start a new group, with the initial weights of the model.
 
         Raises:
-            TrainerLost: When a rank died meanwhile.
+            TrainerLost: If a rank dies meanwhile.
         """
         self.num_restarts += 1
         await self.close()
@@ -435,7 +436,7 @@ class TrainerGroup:
     async def train_batch(
         self, groups: list[Group], policy_version: int, *, progress: float | None = None
     ) -> list[TrainStepReport]:
-        """Update the weights on a batch, at a share of ``stop`` for the schedule."""
+        """Update the weights on a batch; ``progress`` is the used share of ``stop``."""
         reports: list[TrainStepReport] = await self.call(
             "train_batch", groups, policy_version, progress=progress
         )
@@ -447,7 +448,7 @@ class TrainerGroup:
         return metrics
 
     async def publish(self, policy_version: int) -> Publication:
-        """Put the weights on the channel."""
+        """Publish the weights on the channel."""
         publication: Publication = await self.call("publish", policy_version)
         return publication
 
@@ -455,18 +456,18 @@ class TrainerGroup:
         """Call a method of :class:`rollart_core.training.trainer.Trainer` on all ranks.
 
         Returns:
-            What rank 0 answered.
+            The result of rank 0.
 
         Raises:
-            TrainerLost: When a rank is gone, raised what the others did not, or cannot reach the
-                others; the group is ended.
-            Exception: What all ranks raised alike; the group is as it was.
+            TrainerLost: If a rank has died, raised an error that the others did not raise, or
+                cannot reach the others; the group is stopped.
+            Exception: An error that all ranks raised; the group is unchanged.
         """
         async with self._turn:
             return await self._on_all(lambda rank, worker: worker.call(method, *args, **kwargs))
 
     async def close(self) -> None:
-        """End all ranks; may be called twice."""
+        """Stop all ranks; may be called twice."""
         workers, self._workers = self._workers, []
         self._lost = self._lost or "the trainer is closed"
         await asyncio.gather(*(shut_down(worker, "close") for worker in workers))
@@ -480,7 +481,7 @@ class TrainerGroup:
         return answer
 
     async def _on_all(self, send: Callable[[int, Worker], Awaitable[Any]]) -> Any:
-        """Send something to every rank and return rank 0's answer."""
+        """Call every rank and return the result of rank 0."""
         if self._lost is not None:
             raise TrainerLost(self._lost)
         workers = self._workers
@@ -501,12 +502,12 @@ class TrainerGroup:
     def _verdict(
         self, errors: Mapping[int, BaseException], workers: Sequence[Worker]
     ) -> BaseException:
-        """Return what to raise; ends the group unless all ranks raised the same."""
+        """Return the error to raise; stop the group unless all ranks raised the same error."""
         for rank, error in errors.items():
             if isinstance(error, WorkerDied):
                 self._lose(str(error), workers[rank])
                 if self._dead is workers[rank]:
-                    self._lost = str(error)  # says more than hearing of the death did
+                    self._lost = str(error)  # has more detail than the message of on_death
         error = next(iter(errors.values()))
         if self._lost is None:
             alike = (
@@ -531,11 +532,11 @@ class TrainerGroup:
 
     async def _tell(self, dead: Worker) -> None:
         why = await exit_reason(dead)
-        if self.on_lost is not None and dead in self._workers:  # else it is being started again
+        if self.on_lost is not None and dead in self._workers:  # else it is being restarted
             self.on_lost(TrainerLost(why))
 
     def _lose(self, why: str, dead: Worker) -> None:
-        """End the group: who is left would wait for ever for who is gone."""
+        """Kill the group: the remaining ranks would wait for the dead one without end."""
         if self._lost is None:
             self._lost, self._dead = why, dead
             for worker in self._workers:
@@ -543,9 +544,9 @@ class TrainerGroup:
 
 
 def _is_of_the_link(error: BaseException) -> bool:
-    """Say whether ranks could not reach each other: all may notice alike, and none can go on.
+    """Return whether ranks could not reach each other; then none can continue.
 
-    torch raises plain RuntimeErrors for it besides its own ``Dist...Error``.
+    torch raises either its own ``Dist...Error`` or a plain RuntimeError for this.
     """
     said = str(error)
     return type(error).__name__.startswith("Dist") or "gloo/" in said or "NCCL" in said

@@ -1,10 +1,10 @@
-"""The result of a run: the object that ``--json`` prints and ``report.json`` keeps.
+"""The result of a run: the object that ``--json`` prints and ``report.json`` stores.
 
     recorder: finished, trained, failed    evaluations: success, score
-    router:   which pool generated         placement:   the plan, and the mapper's reasons
+    router:   pool of each conversation    placement:   the plan, and the mapper's reasons
 
-Takes: numbers; a run and what its workers have counted. Gives: :class:`RunReport`, and its section
-``envs``: the result in each environment, where it ran, and why there. Never: counts or renders.
+Takes: numbers, a run and the counters of its workers. Gives: :class:`RunReport`, and its section
+``envs``: the result in each environment, where it ran, and why. Never: counts or renders.
 """
 
 from __future__ import annotations
@@ -19,83 +19,84 @@ from rollart_core.contracts.hardware import TRAINER_REASON, Placement
 from rollart_core.scheduling.evaluate import EvaluationResult, paired_gain
 
 Sampled = tuple[EvaluationResult | None, EvaluationResult | None]
-"""Before and after."""
+"""The evaluations before and after training."""
 EstimateDict = Mapping[str, float | int]
 
 Routed = Mapping[str, Mapping[str, int]]
-"""Env -> pool -> conversations that began there, evaluations included."""
+"""Env -> pool -> number of conversations that began there, evaluations included."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """One run, finished or stopped."""
+    """The result of one run, finished or stopped."""
 
     run_dir: str
     name: str
     stop_reason: str
     ok: bool
-    """False when the run stopped itself or was interrupted."""
+    """False if the run stopped because of failures or the guard, or was interrupted."""
     train_steps: int
-    """Updates taken: ``skipped_updates`` are not among them."""
+    """Number of updates taken, without ``skipped_updates``."""
     batches: int
-    """Weight publications of the RL phase."""
+    """Number of weight publications in the RL phase."""
     wall_s: float
-    """All of it."""
+    """Seconds of the whole run."""
     train_wall_s: float
-    """The RL phase alone."""
+    """Seconds of the RL phase."""
     tokens_per_s: float
     """Tokens of finished trajectories, prompt and generated, per second of the RL phase."""
     generated_tokens_per_s: float
     trained_tokens_per_s: float
     staleness: Mapping[str, int]
-    """Versions -> trained samples."""
+    """Staleness in versions -> number of trained samples."""
     failures: Mapping[str, int]
-    """Kind -> failed attempts of the RL phase."""
+    """Kind -> number of failed attempts in the RL phase."""
     skipped_updates: int = 0
-    """Updates not taken: no sample had an advantage, a gradient was not finite or an outlier, or
-    the step was too large; the metrics of each say which."""
+    """Number of updates not taken: no sample had an advantage, a gradient was not finite or was
+    an outlier, or the step was too large. The metrics of each update contain the reason."""
     rolled_back: Mapping[str, int] = field(default_factory=dict)
-    """``batches``, ``train_steps`` and ``trajectories`` that were undone since the trainer was
-    lost, or the guard tripped; no other count here holds them."""
+    """Number of ``batches``, ``train_steps`` and ``trajectories`` that were undone because the
+    trainer was lost or the guard tripped; no other count in the report includes them."""
     guard: Mapping[str, object] | None = None
-    """``trips``, one after another, ``rollbacks`` and the ``lr_factor`` at the end; None: off."""
+    """The ``trips``, ``rollbacks`` and the final ``lr_factor``; None if the guard is off."""
     scheduler: Mapping[str, object] = field(default_factory=dict)
     before: EvaluationResult | None = None
     after: EvaluationResult | None = None
     greedy_before: EvaluationResult | None = None
     greedy_after: EvaluationResult | None = None
     score_gain: EstimateDict | None = None
-    """Mean over tasks of score after minus score before, paired, with its 95% interval, clustered
-    as those of the evaluations."""
+    """Mean over tasks of score after minus score before, paired, with its 95% interval. Clusters
+    are those of the evaluations."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     warm_start: Mapping[str, object] | None = None
     length_bias: Mapping[str, float] = field(default_factory=dict)
-    """Mean tokens and turns, dispatched against trained."""
+    """Mean tokens and turns of dispatched and of trained trajectories."""
     engine: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Engine -> what its weight swaps cost, in the RL phase."""
+    """Engine -> cost of its weight swaps in the RL phase."""
     placement: Mapping[str, object] = field(default_factory=dict)
-    """Where the hardware mapper put everything, and why."""
+    """The placement by the hardware mapper, with its reasons."""
     rewards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Reward -> what its scores have cost, evaluations included: calls, seconds, cold starts."""
+    """Reward -> cost of its scores, evaluations included: calls, seconds, cold starts."""
     validations: Sequence[Mapping[str, object]] = ()
-    """Those that stand: policy version, success and score with their intervals, episodes."""
+    """Validations that were not rolled back: policy version, success and score with their
+    intervals, episodes."""
     best: Mapping[str, object] | None = None
-    """The best of them: ``policy_version``, ``metric``, ``value`` with its interval; of equal ones
-    the latest."""
+    """The best validation: ``policy_version``, ``metric``, ``value`` with its interval. The latest
+    one if several are equal."""
     last: Mapping[str, object] | None = None
-    """The last one, likewise."""
+    """The last validation, with the same fields."""
     model_policy_version: int | None = None
-    """Whose weights ``model-trained/`` holds and ``after`` measures."""
+    """Policy version of the weights in ``model-trained/``, which ``after`` evaluates."""
     choice: str = ""
-    """How that was chosen."""
+    """How ``model_policy_version`` was chosen."""
     fell: str = ""
-    """By how much the last validation fell below the best, if by more than its 95% interval."""
+    """How far the last validation is below the best, if by more than its 95% interval."""
     envs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Each environment: see :func:`env_reports`."""
+    """Results of each environment; see :func:`env_reports`."""
 
     def as_dict(self) -> dict[str, object]:
-        """Return it as plain JSON."""
+        """Return the report as plain JSON."""
         plain = {
             name: value
             for name, value in asdict(self).items()
@@ -124,13 +125,13 @@ def env_reports(
     sampled: Sampled,
     ran: Callable[[str], Mapping[str, object]],
 ) -> dict[str, dict[str, object]]:
-    """Return what a run comes to in each environment.
+    """Return the results of a run in each environment.
 
     Args:
         run: The run.
-        totals: Env -> what became of its attempts.
-        sampled: Evaluations of all environments; of a single one they are not repeated.
-        ran: Says where an environment ran, and why.
+        totals: Env -> counts of its attempts by outcome.
+        sampled: Evaluations of all environments, by environment.
+        ran: Returns where an environment ran, and why.
     """
     several = len(run.envs) > 1
     return {
@@ -147,11 +148,11 @@ def env_reports(
 def whereabouts(
     run: ResolvedRun, placement: Placement | None, routed: Routed
 ) -> Callable[[str], Mapping[str, object]]:
-    """Return what says where an environment ran, and why.
+    """Return a function that returns where an environment ran, and why.
 
     Args:
         run: The run.
-        placement: Its last one; None: it did not come to that.
+        placement: The last placement of the run; None if the run was never placed.
         routed: See :data:`Routed`.
     """
     names = [env.name for env in run.envs]
@@ -178,12 +179,12 @@ def whereabouts(
 
 
 def reasons_for(placement: Placement, name: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the reasons that concern one environment: those that name it, and those for all.
+    """Return the reasons that concern one environment: those that name it, and general ones.
 
     Args:
-        placement: Where everything is, by whatever mapper.
-        name: The environment.
-        names: All environments of the run.
+        placement: The placement, by any mapper.
+        name: The name of the environment.
+        names: The names of all environments of the run.
     """
     others = [other for other in names if other != name]
 
@@ -198,7 +199,7 @@ def reasons_for(placement: Placement, name: str, names: Iterable[str]) -> tuple[
 
 
 def _names(reason: str, name: str) -> bool:
-    """Return whether a sentence names an environment, and not one whose name it begins."""
+    """Return whether a sentence contains the name of an environment as a whole name."""
     return re.search(rf"(?<![\w/#.-]){re.escape(name)}(?![\w/#-])", reason) is not None
 
 

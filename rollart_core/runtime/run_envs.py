@@ -1,8 +1,8 @@
-"""The environments of a run: their tasks in proportion to their weights, and episodes in each.
+"""The environments of a run, with their tasks, mixed by weight, and their episodes.
 
 Takes: a resolved run, and its env workers once they are up. Gives: a task source, fixed lists of
-tasks, and for each task the parts an episode of it is made of; for agents also the gateway that
-their programs ask. Never: runs an episode by itself; a run without agents has no gateway.
+tasks, and the execution of a ticket in the environment of its task; for agents also the gateway
+that their programs call. Never: starts a gateway for a run without agents.
 """
 
 from __future__ import annotations
@@ -49,19 +49,20 @@ if TYPE_CHECKING:
 
 
 WhichSplit = Literal["split", "evaluation_split", "check_split"]
-"""To train on, to evaluate on, or for the checks of the warm start."""
+"""The split of training, of evaluation, or of the checks of the warm start."""
 SplitTasks = tuple[int | None, Callable[[int], int] | None]
-"""How many tasks a list is made of, and the index of each in its split; None: all of them."""
+"""Number of tasks in a list (None: no end), and their indices in the split (None: all tasks)."""
 
 _BYTES_A_TOKEN: Final = 8
-"""Of a page: more than tokenizers of models come to, so that no page is too long for a draw."""
+"""Factor from the context in tokens to bytes. It is larger than the bytes per token of usual
+tokenizers, so no page is too long for the byte tokenizer of the random player."""
 
 
 class RunEnvs:
-    """The environments of one run; see the module."""
+    """The environments of one run; see the module docstring."""
 
     def __init__(self, run: ResolvedRun) -> None:
-        """Describe them; nothing is asked yet."""
+        """Describe the environments without calling a worker."""
         self._run = run
         self._envs = run.envs
         self._num_tasks: dict[tuple[str, str], int | None] = {}
@@ -75,7 +76,7 @@ class RunEnvs:
         self._tokenizer: ChatTokenizer | None = None
 
     async def count_tasks(self, workers: EnvPool) -> None:
-        """Ask how many tasks each split of each environment has, and which belong together."""
+        """Get the number of tasks and the task clusters of each split of each environment."""
         for env in self._envs:
             if await _is_agent(env, workers):
                 self._agent_names.add(env.name)
@@ -88,7 +89,7 @@ class RunEnvs:
         self._hold_out()
 
     def _hold_out(self) -> None:
-        """Take the tasks of validations out of those of training, where no split is for them."""
+        """Hold out validation tasks from the training tasks, if there is no validation split."""
         evaluation = self._run.config.evaluation
         if evaluation.every_batches is None:
             return
@@ -108,18 +109,18 @@ class RunEnvs:
             return
         if len(names) != num_tasks:
             raise ConfigError(
-                f"env {env.name}: task_clusters({split!r}) returns {len(names)} names, and "
-                f"num_tasks({split!r}) is {num_tasks}: return one for each task"
+                f"env {env.name}: task_clusters({split!r}) returns {len(names)} names, but "
+                f"num_tasks({split!r}) is {num_tasks}: return one name per task"
             )
         self._clusters[env.name, split] = names
 
     def cluster_of(self, task: Task) -> str | None:
-        """Return the cluster of a task, such as its product; None: its environment has none."""
+        """Return the cluster of a task, such as its product; None if it has none."""
         names = self._clusters.get((task.env_id, task.split))
         return None if names is None else names[task.index]
 
     def source(self) -> Tasks:
-        """Return the tasks to train on, at their beginning."""
+        """Return the source of training tasks, in its initial state."""
         seed, task_seeds = self._run.config.seed, self._run.config.task_seeds
         sources = []
         for env in self._envs:
@@ -141,7 +142,7 @@ class RunEnvs:
         return TaskMix(weighted, seed)
 
     def tasks(self, which: WhichSplit, n: int) -> list[Task]:
-        """Return a fixed list of ``n`` tasks, each environment's share evenly among the others."""
+        """Return a fixed list of ``n`` tasks, with the tasks of environments interleaved evenly."""
         seed = self._run.config.seed
         lists = []
         for env, share in zip(self._envs, self._shares(n), strict=True):
@@ -151,7 +152,7 @@ class RunEnvs:
         return lists[0] if len(lists) == 1 else interleaved(lists, seed)
 
     def validation_tasks(self) -> list[Task]:
-        """Return the tasks of every validation: none twice, and none that is trained on."""
+        """Return the tasks of every validation: without duplicates and without training tasks."""
         seed, lists = self._run.config.seed, []
         wanted = self._run.config.evaluation.validation_tasks
         for env, share in zip(self._envs, self._shares(wanted), strict=True):
@@ -165,7 +166,7 @@ class RunEnvs:
         return lists[0] if len(lists) == 1 else interleaved(lists, seed)
 
     def held_out(self, name: str, n: int) -> list[Task]:
-        """Return up to ``n`` held-out tasks of an environment: always the same, none twice."""
+        """Return up to ``n`` held-out tasks of an environment: a fixed list without duplicates."""
         env = next(env for env in self._envs if env.name == name)
         split = env.evaluation_split
         num_tasks, index_of = self._of_split(env, split)
@@ -197,16 +198,16 @@ class RunEnvs:
         return found
 
     def is_agent(self, name: str) -> bool:
-        """Return whether an environment owns its loop; known once tasks are counted."""
+        """Return whether an environment is an agent task; call ``count_tasks`` first."""
         return name in self._agent_names
 
     def wire(self, workers: EnvPool, engine: Generator | None, model_path: str) -> None:
-        """Make what episodes of each environment are made of.
+        """Create the dependencies of the episodes of each environment.
 
         Args:
-            workers: Where they run.
-            engine: What generates; None: nothing does, and only baselines can play.
-            model_path: Whose tokenizer is spoken in.
+            workers: The env workers.
+            engine: The engine or router; None: only baselines can play.
+            model_path: The model whose tokenizer is used.
         """
         talk = self._talk(model_path) if engine else (TextConversation, ())
         new_conversation, stop_token_ids = talk
@@ -230,17 +231,17 @@ class RunEnvs:
             )
 
     async def open(self) -> None:
-        """Find out whether rewards can be asked; open the endpoint of agents, where there are any.
+        """Check the reward backends, and open the gateway if there are agents.
 
         Raises:
-            ConfigError: When they cannot, or it cannot listen.
+            ConfigError: If a backend cannot be used, or the gateway cannot listen.
         """
         await self.scoring.open()
         if self._agents is not None:
             await self._agents.open()
 
     async def close(self) -> None:
-        """Close it, and end all scoring; may be called twice."""
+        """Close the gateway and end all scoring; may be called twice."""
         if self._agents is not None:
             await self._agents.close()
         await self.scoring.close()
@@ -253,7 +254,7 @@ class RunEnvs:
         temperature: float | None = None,
         on_cancel: Callable[[Trajectory], None] | None = None,
     ) -> Trajectory:
-        """Execute one attempt of a ticket in the environment its task is of."""
+        """Execute one attempt of a ticket in the environment of its task."""
         if self._agents and self._agents.has(ticket.task.env_id):
             return await self._agents.run_episode(
                 ticket, start_version, temperature=temperature, on_cancel=on_cancel
@@ -270,7 +271,7 @@ class RunEnvs:
         *,
         on_cancel: Callable[[Trajectory], None] | None = None,
     ) -> Trajectory:
-        """Have the expert of its environment execute a ticket."""
+        """Execute a ticket with the expert of its environment."""
         deps = self._deps[ticket.task.env_id]
         assert self._tokenizer is not None
         calls_tools = any(e.spec.tools for e in self._envs if e.name == ticket.task.env_id)
@@ -280,7 +281,7 @@ class RunEnvs:
         )
 
     async def play_baseline(self, ticket: Ticket, name: BaselineName) -> Trajectory:
-        """Have a baseline execute a ticket, whether its environment steps or owns its loop."""
+        """Execute a ticket with a baseline, in an environment or an agent task."""
         if self._agents and self._agents.has(ticket.task.env_id):
             return await self._agents.play_baseline(ticket, name)
         deps = replace(
@@ -293,18 +294,18 @@ class RunEnvs:
         return await run_episode(ticket, 0, deps)
 
     def _shares(self, n: int) -> list[int]:
-        """Return how many of ``n`` tasks are of each environment."""
+        """Return the number of tasks of each environment among ``n`` tasks."""
         return shares([env.weight for env in self._envs], n)
 
     def _of_split(self, env: ResolvedEnv, split: str) -> SplitTasks:
-        """Return the tasks of a split without those of validations."""
+        """Return the tasks of a split without the held-out validation tasks."""
         holdout = self._holdouts.get(env.name) if split == env.split else None
         if holdout is None:
             return self._num_tasks[env.name, split], None
         return holdout.num_kept, holdout.kept
 
     def _talk(self, model_path: str) -> tuple[Callable[[], Dialogue], tuple[int, ...]]:
-        """Return how conversations begin, and the tokens that end a turn of the policy."""
+        """Return the factory of conversations, and the tokens that end a turn of the policy."""
         if isinstance(self._run.config.model, RemoteModel):
             return TextConversation, ()
         from rollart_core.models.tokenizer import load_tokenizer
@@ -313,8 +314,8 @@ class RunEnvs:
         calling = [env.spec.id for env in self._envs if env.spec.tools]
         if calling and not (tokenizer.template.shows_tools and tokenizer.tool_format):
             raise ConfigError(
-                f"model: {calling[0]} has tools, and the chat template in {model_path} does not "
-                "show them, or writes calls in a way that is not known: take a model that does"
+                f"model: {calling[0]} has tools, but the chat template in {model_path} does not "
+                "show tools or writes calls in an unknown format: use a model that supports tools"
             )
         most = self._run.config.rollout.max_context_tokens
         begin = partial(Conversation, tokenizer, max_context_tokens=most)
@@ -334,12 +335,12 @@ class RunEnvs:
 
 
 def env_ref(env: ResolvedEnv) -> EnvRef:
-    """Return how a worker makes the environment."""
+    """Return the reference from which a worker creates the environment."""
     return EnvRef(env.spec.id, env.plugin.options)
 
 
 async def _is_agent(env: ResolvedEnv, workers: EnvPool) -> bool:
-    """Return whether it owns its loop; of a class that nobody registered, nothing but it says."""
+    """Return whether it is an agent task; for an unregistered class, ask an env worker."""
     if ":" in env.spec.id and not split_id(env.spec.id):
         found: bool = await workers.call("is_agent", env_ref(env))
         return found
@@ -347,7 +348,7 @@ async def _is_agent(env: ResolvedEnv, workers: EnvPool) -> bool:
 
 
 def by_env(tasks: Iterable[Task]) -> Mapping[str, list[Task]]:
-    """Return the tasks of each environment, in their order."""
+    """Group tasks by environment, in their order."""
     found: dict[str, list[Task]] = {}
     for task in tasks:
         found.setdefault(task.env_id, []).append(task)
@@ -355,15 +356,15 @@ def by_env(tasks: Iterable[Task]) -> Mapping[str, list[Task]]:
 
 
 class RunAgents:
-    """The agents of a run: the gateway that they ask, and what their episodes are made of.
+    """The agents of a run, with their gateway and the dependencies of their episodes.
 
     The gateway listens from ``open`` to ``close``.
 
     Args:
         config: The run's config.
         workers: The env workers of the run.
-        engine: Who generates; None: nobody does, and only baselines can play.
-        model_path: Where the tokenizer lies.
+        engine: The engine or router; None: only baselines can play.
+        model_path: The path of the tokenizer.
     """
 
     def __init__(
@@ -380,7 +381,7 @@ class RunAgents:
         self._deps: dict[str, AgentDependencies] = {}
 
     def add(self, env: ResolvedEnv, ref: EnvRef, limits: EpisodeLimits, score: Scorer) -> None:
-        """Make the parts of one agent's episodes."""
+        """Create the dependencies of one agent's episodes."""
         self._deps[env.name] = AgentDependencies(
             env=ref,
             envs=self._workers,
@@ -390,22 +391,22 @@ class RunAgents:
         )
 
     async def open(self) -> None:
-        """Listen.
+        """Start the gateway.
 
         Raises:
-            ConfigError: When aiohttp is missing, or the address is taken.
+            ConfigError: If aiohttp is missing, or the address is in use.
         """
         if self._gateway is not None:
             await self._gateway.start()
 
     async def close(self) -> None:
-        """Stop listening; may be called twice."""
+        """Stop the gateways; may be called twice."""
         for gateway in (self._gateway, self._drawing):
             if gateway is not None:
                 await gateway.close()
 
     def has(self, name: str) -> bool:
-        """Whether an environment of the run is an agent."""
+        """Return whether an environment of the run is an agent."""
         return name in self._deps
 
     async def run_episode(
@@ -423,10 +424,10 @@ class RunAgents:
         )
 
     async def play_baseline(self, ticket: Ticket, name: BaselineName) -> Trajectory:
-        """Have a baseline execute a ticket of an agent.
+        """Execute a ticket of an agent with a baseline.
 
         Raises:
-            ConfigError: When aiohttp is missing, which its program is answered with.
+            ConfigError: If aiohttp is missing, which the gateway of the random player needs.
         """
         deps = self._deps[ticket.task.env_id]
         if name == "random":
@@ -453,7 +454,7 @@ def _gateway(
     port: int = 0,
     tokens_more: int = 1,
 ) -> Gateway:
-    """Return a gateway of the run, not open yet, with ``tokens_more`` times its longest row."""
+    """Return an unopened gateway that allows ``tokens_more`` times the run's longest row."""
     from rollart_core.gateway.gateway import Gateway, GatewaySettings
 
     settings = GatewaySettings(

@@ -1,9 +1,9 @@
-"""When engines and env workers join and leave by themselves.
+"""The scaling policy, which decides when engines and env workers join and leave.
 
     pressure high for hold_s -> one more     pressure low for hold_s -> one fewer
-    after either: nothing for cool_s; never beyond min and max
+    after either: no change for cool_s; the count stays between min and max
 
-Takes: what engines and the env pool have to do, and the time. Gives: how many there should be.
+Takes: the load of engines and env workers, and the time. Gives: the wanted number of workers.
 Never: reads a clock, or starts anything.
 """
 
@@ -17,7 +17,7 @@ from rollart_core.config.runtime import EngineScaling, EnvScaling
 
 @dataclass(frozen=True, slots=True)
 class ClusterLoad:
-    """What one engine has to do."""
+    """The load of one engine."""
 
     kv_used: float
     num_waiting: int
@@ -25,17 +25,17 @@ class ClusterLoad:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Whether there are too few, or more than are needed; between the two nothing changes."""
+    """Whether there are too few workers (high) or more than needed (low); else no change."""
 
     high: bool
     low: bool
 
 
 def engine_pressure(limits: EngineScaling, loads: Sequence[ClusterLoad]) -> Pressure:
-    """Judge the engines that are up.
+    """Return the pressure on the engines that are up.
 
-    Low only if the KV of all would still fit well into one engine fewer: else the next look would
-    find the opposite.
+    It is low only if the KV cache of all engines fits into one engine fewer with margin. Otherwise
+    the next check would scale up again.
     """
     if not loads:
         return Pressure(high=False, low=False)
@@ -49,7 +49,7 @@ def engine_pressure(limits: EngineScaling, loads: Sequence[ClusterLoad]) -> Pres
 
 
 def env_pressure(limits: EnvScaling, num_episodes: int, num_workers: int) -> Pressure:
-    """Judge the env workers by the episodes they hold."""
+    """Return the pressure on the env workers, from their number of episodes."""
     high = num_episodes / num_workers >= limits.episodes_above
     fewer = max(1, num_workers - 1)
     low = num_episodes / num_workers <= limits.episodes_below
@@ -58,13 +58,13 @@ def env_pressure(limits: EnvScaling, num_episodes: int, num_workers: int) -> Pre
 
 @dataclass(slots=True)
 class Scaler:
-    """Decides for one kind of part.
+    """Decides the number of workers of one kind.
 
     Args:
-        least: Never fewer.
-        most: Never more.
-        hold_s: How long pressure must last.
-        cool_s: How long nothing changes after a change.
+        least: The minimum number.
+        most: The maximum number.
+        hold_s: Seconds that pressure must last before a change.
+        cool_s: Seconds without a change after a change.
     """
 
     least: int
@@ -76,7 +76,7 @@ class Scaler:
     changed_s: float | None = None
 
     def decide(self, now_s: float, count: int, pressure: Pressure) -> int:
-        """Return how many there should be now, given how many there are."""
+        """Return the wanted number of workers, from the current number and the pressure."""
         self.high_since_s = _since(self.high_since_s, pressure.high, now_s)
         self.low_since_s = _since(self.low_since_s, pressure.low, now_s)
         if self.changed_s is not None and now_s - self.changed_s < self.cool_s:
@@ -95,7 +95,7 @@ class Scaler:
 
 
 def _since(since_s: float | None, holds: bool, now_s: float) -> float | None:
-    """Return since when something holds; None when it does not."""
+    """Return the time since which a condition holds; None if it does not hold."""
     if not holds:
         return None
     return now_s if since_s is None else since_s

@@ -1,13 +1,14 @@
-"""The RL phase of a run: scheduler, controller and task source, wired and run to their end.
+"""The RL phase of a run, which connects scheduler, controller and task source and runs them.
 
-    checkpoint --> scheduler + controller: one life --> the end
+    checkpoint --> scheduler + controller: one incarnation --> the end
         ^                                          |
-        +---- trainer started again <--------------+--> TrainerLost
+        +---- trainer restarted <------------------+--> TrainerLost
         +---- trip in the journal <----------------+--> GuardTripped
 
-Takes: a resolved run, its parts, and where a resume stands. Gives: why the phase ended. Never:
-decides what is trained (the scheduler does), or how a part is started (the runtime does). A life
-has a scheduler, a controller and a buffer of its own, so nothing of a lost one is heard again.
+Takes: a resolved run, its workers and the resumed state. Gives: the reason why the phase ended.
+Never: decides what is trained (the scheduler does), or how a worker is started (the runtime does).
+Each incarnation has its own scheduler, controller and buffer, so late events from a previous
+incarnation are ignored.
 """
 
 from __future__ import annotations
@@ -45,54 +46,54 @@ from rollart_core.types import Group, Ticket, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class TrainDependencies:
-    """What the phase works with."""
+    """The objects that the phase uses."""
 
     recorder: RunRecorder
     trainer: TrainerHandle
     engines: EnginesHandle
     run_episode: Callable[[Ticket, int], Awaitable[Trajectory]]
     source: Tasks
-    """At its beginning."""
+    """The task source, in its initial state."""
     scoring: ScoringHandle | None = None
-    """Frees the places of episodes that wait for their score; None: they hold them."""
+    """Frees the slots of episodes that wait for their score; None: they keep their slots."""
     validator: Validator | None = None
-    """None: there is no validation."""
+    """None if there is no validation."""
 
 
 class TrainPhase:
-    """Runs the loop until a stop condition holds; see the module."""
+    """Runs the loop until a stop condition holds; see the module docstring."""
 
     def __init__(self, run: ResolvedRun, deps: TrainDependencies) -> None:
-        """Wire a run's parts."""
+        """Connect the components of a run."""
         self._run = run
         self._config = run.config
         self._deps = deps
         self._controller: Controller | None = None
         self._running = False
         self._restoring: asyncio.Task[RunStarted] | None = None
-        """While the trainer is started again."""
+        """Set while the trainer is being restarted."""
         self._failure: BaseException | None = None
         self._stop_reason: str | None = None
         self._stop_kind: StopKind = "requested"
         self._version = 0
-        """Of the trainer when the last life ended."""
+        """The trainer's policy version at the end of the last incarnation."""
         self._ends_at_s = math.inf
         failures = run.config.failures
         self._restarts = Restarts(failures.max_restarts, failures.restart_window_s)
 
     @property
     def running(self) -> bool:
-        """True while it can be asked to stop.
+        """True while the phase accepts a request to stop.
 
-        Not while the trainer is started again, which may take minutes: a run that is ended then
-        keeps what was done so far, as after a kill.
+        False while the trainer is being restarted, which may take minutes. A run that is ended
+        then keeps the results so far, as after a kill.
         """
         return self._running and self._restoring is None
 
     async def prepare(self, resumed: RunState | None) -> None:
-        """Bring the task source to where the run stands; keep the weights that RL begins with.
+        """Restore the task source, and save the initial weights of RL.
 
-        From here on the trainer may die: a warm start could not be had back otherwise.
+        After this the trainer may die: the weights of a warm start are in a checkpoint.
         """
         source = self._deps.source
         plan = CheckpointPlan(self._deps.trainer.call, source)
@@ -104,15 +105,15 @@ class TrainPhase:
             await self._deps.recorder.checkpoint(0)
 
     async def execute(self, resumed: RunState | None) -> StopRun:
-        """Train, from the beginning or from where a checkpoint stands; after ``prepare``.
+        """Train, from the beginning or from a checkpoint; call ``prepare`` first.
 
-        A trainer that is lost is started again and loads the newest checkpoint; what was trained
-        since is rolled back and done again. When the guard trips, the last good checkpoint is
-        loaded, and what was trained since is left out.
+        If the trainer is lost, it is restarted and loads the newest checkpoint; the batches since
+        then are rolled back and repeated. If the guard trips, the last good checkpoint is loaded
+        and the batches since then are skipped.
 
         Raises:
-            TrainerLost: When it died too often.
-            TrainingDiverged: When updates were not finite, and the guard is off.
+            TrainerLost: If the trainer died too often.
+            TrainingDiverged: If updates were not finite and the guard is off.
         """
         recorder = self._deps.recorder
         self._ends_at_s = time.monotonic() + self._wall_s_left(resumed)
@@ -135,10 +136,10 @@ class TrainPhase:
             self._running = False
 
     async def _live(self, started: RunStarted) -> StopRun:
-        """Run until the end, or until the trainer is lost."""
+        """Run one incarnation, until the end or until the trainer is lost."""
         deps, config = self._deps, self._config
         policy = schedule_policy(self._run)
-        if self._stop_kind == "guard":  # it ends for that, also when all batches are done
+        if self._stop_kind == "guard":  # stop because of the guard, even if all batches are done
             policy = replace(policy, num_batches=None)
         else:
             await self._validate_first(started.policy_version)
@@ -166,7 +167,7 @@ class TrainPhase:
         try:
             stop = await controller.run(started)
             if stop.kind != "done":
-                # Also should the last checkpoint fail.
+                # Set before the last checkpoint, in case it fails.
                 self._stop_reason, self._stop_kind = stop.reason, stop.kind
             version = scheduler.snapshot().policy_version
             await deps.recorder.checkpoint(version)
@@ -180,7 +181,7 @@ class TrainPhase:
             deps.recorder.end_incarnation(snapshot)
 
     async def _resume(self, state: RunState) -> RunStarted:
-        """Go on from a checkpoint that is loaded; a trip that was cut off is carried out."""
+        """Continue from a loaded checkpoint; complete a rollback that was interrupted."""
         recorder = self._deps.recorder
         if await recorder.goes_on_as(state) == state.policy_version:
             return await recorder.go_back(state, "resumed")
@@ -190,7 +191,7 @@ class TrainPhase:
             return await self._restored(e)
 
     async def _undo(self, trip: Trip, as_version: int) -> RunStarted:
-        """Go back to the last good checkpoint, and leave out what was trained since."""
+        """Go back to the last good checkpoint, and skip the batches trained since then."""
         deps = self._deps
         await deps.recorder.tripped(trip, self._version, as_version)
         try:
@@ -200,7 +201,7 @@ class TrainPhase:
             return await self._restored(e)
 
     async def _validate_first(self, version: int) -> None:
-        """Validate what the engines hold before a life begins; it may be that nothing is left."""
+        """Validate the initial version of an incarnation; it may already meet ``stop.when``."""
         validator = self._deps.validator
         if validator is None:
             return
@@ -210,10 +211,10 @@ class TrainPhase:
             self._stop_reason = reason
 
     async def _restored(self, error: TrainerLost) -> RunStarted:
-        """Bring the trainer back, unless another part is lost that training cannot do without.
+        """Restart the trainer, unless another required worker is lost meanwhile.
 
         Raises:
-            RollartError: That such a part is lost.
+            RollartError: If such a worker is lost.
         """
         restoring = self._restoring = asyncio.ensure_future(self._bring_back(error))
         try:
@@ -226,7 +227,7 @@ class TrainPhase:
             self._restoring = None
 
     async def _bring_back(self, error: TrainerLost) -> RunStarted:
-        """Start the trainer again, and go back to the newest checkpoint."""
+        """Restart the trainer, and go back to the newest checkpoint."""
         deps = self._deps
         while True:
             delay_s = self._restarts.died(time.monotonic())
@@ -236,7 +237,7 @@ class TrainPhase:
                 raise TrainerLost(
                     f"{error}; failures.max_restarts ({limit}) are used up"
                 ) from error
-            deps.recorder.tell(f"The trainer is lost ({error}); it is started again.")
+            deps.recorder.tell(f"The trainer is lost ({error}). It is restarted.")
             await asyncio.sleep(delay_s)
             try:
                 await deps.trainer.restart()
@@ -246,10 +247,10 @@ class TrainPhase:
                 error = e
 
     async def _go_on_from(self, state: RunState, reason: str) -> RunStarted:
-        """Publish the weights that the trainer has loaded, and begin a life with them.
+        """Publish the weights that the trainer has loaded, and start an incarnation with them.
 
         Raises:
-            TrainerLost: When it died meanwhile.
+            TrainerLost: If the trainer dies meanwhile.
         """
         deps, guard = self._deps, self._deps.recorder.guard
         version = await deps.recorder.goes_on_as(state)
@@ -257,7 +258,7 @@ class TrainPhase:
         await deps.engines.load_weights(version)
         started = await deps.recorder.go_back(state, reason)
         if version != state.policy_version:
-            await deps.recorder.checkpoint(version)  # what comes next builds on it
+            await deps.recorder.checkpoint(version)  # later checkpoints continue from this one
             if guard.is_used_up:
                 self._stop_reason, self._stop_kind = guard.used_up_reason(), "guard"
         return started
@@ -267,7 +268,7 @@ class TrainPhase:
         return self._config.trainer.schedule.over == "stop"
 
     def _used_share(self, policy_version: int) -> float:
-        """Return how much of ``stop`` is used, in [0, 1]: of batches or time, whichever is more."""
+        """Return the used share of ``stop``, in [0, 1]: of batches or time, the larger one."""
         stop, left_s = self._config.stop, self._seconds_left()
         used = [policy_version / stop.batches] if stop.batches else []
         if stop.wall_s is not None and left_s is not None:
@@ -285,7 +286,7 @@ class TrainPhase:
         return None if math.isinf(left_s) else max(0.0, left_s)
 
     def request_stop(self, reason: str) -> None:
-        """Ask for the end; a batch in training is finished first."""
+        """Request the end of training; the current batch is finished first."""
         self._stop_reason = reason
         if self._deps.validator is not None:
             self._deps.validator.cancel()
@@ -293,7 +294,7 @@ class TrainPhase:
             self._controller.request_stop(reason)
 
     def fail(self, error: BaseException) -> None:
-        """End with an error of a part that training cannot do without."""
+        """End training with the error of a worker that it requires."""
         if self._controller is not None:
             self._controller.fail(error)
         elif self._restoring is not None and not isinstance(error, TrainerLost):
@@ -302,7 +303,7 @@ class TrainPhase:
 
 
 def schedule_policy(run: ResolvedRun) -> SchedulePolicy:
-    """Return the numbers the scheduler obeys."""
+    """Return the limits of the scheduler."""
     config, rollout, failures = run.config, run.config.rollout, run.config.failures
     return SchedulePolicy(
         groups_per_batch=rollout.groups_per_batch,

@@ -1,14 +1,14 @@
-"""Validations of a run, and the trained model that they choose.
+"""Validations of a run, and the choice of the trained model.
 
     version 0, every `evaluation.every_batches`, the last one
-      --> evaluate --> journal, trackers, display --> is it the best? --> a checkpoint that is kept
+      --> evaluate --> journal, trackers, display --> is it the best? --> keep its checkpoint
     training ends --> settle(): which version? --> loaded, published --> evaluated --> export()
 
-Takes: tasks, a way to play them, the recorder with its checkpoints. Gives: why training ends, if
-``stop.when`` says so; trainer and engines that hold the chosen version, and the folder of the
-model. Never: trains on what it plays, or lets weights change while it does (the caller sees to
-that); or ends a run because its best checkpoint cannot be loaded (then the last weights are the
-result, and a message says so).
+Takes: tasks, a function that plays them, the recorder with its checkpoints. Gives: the reason why
+training ends, if ``stop.when`` is met; the chosen version in trainer and engines, and the folder of
+the model. Never: trains on validation episodes, or ends a run because its best checkpoint cannot be
+loaded (then the last weights are the result, and a message reports it). The caller ensures that
+weights do not change during a validation.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from rollart_core.store.run_dir import TRAINED_MODEL
 from rollart_core.types import Task, Ticket, Trajectory
 
 TICKETS = "validation"
-"""Part of the ticket ids: the same each time, so that all validations draw the same random numbers
-and differences between them are those of the weights."""
+"""Part of the ticket ids. It is constant, so that all validations use the same random numbers and
+differ only by their weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatorDependencies:
-    """What validations are made of."""
+    """The objects that validations use."""
 
     recorder: RunRecorder
     tasks: Sequence[Task]
     attempt: Callable[[int, Ticket], Awaitable[Trajectory]]
     """Plays one attempt of a ticket with a policy version."""
     cluster_of: ClusterOf | None = None
-    """By what intervals are clustered; None: by task."""
+    """The cluster of a task, for intervals; None: intervals are clustered by task."""
 
 
 class Validator:
     """Implements :class:`rollart_core.scheduling.controller.ValidatorHandle`."""
 
     def __init__(self, config: RunConfig, deps: ValidatorDependencies) -> None:
-        """Describe it.
+        """Describe the validations.
 
         Args:
             config: The run config, with ``evaluation.every_batches``.
-            deps: What validations are made of.
+            deps: The objects that validations use.
         """
         assert config.evaluation.every_batches is not None
         self._config = config
@@ -65,19 +65,19 @@ class Validator:
         self._playing: asyncio.Future[EvaluationResult] | None = None
         self._cancelled = False
         self.on_validated: Callable[[Validation], Awaitable[None]] | None = None
-        """Called after each validation, when the best checkpoint is safe."""
+        """Called after each validation, once the best checkpoint is stored."""
 
     def is_due(self, policy_version: int) -> bool:
-        """Return whether a version is to be validated, and has not been yet."""
+        """Return whether a version must be validated and has not been validated yet."""
         known = self._deps.recorder.validations.has(policy_version)
         return policy_version % self._every == 0 and not known and not self._cancelled
 
     async def validate(self, policy_version: int, places: LentPlaces | None = None) -> str | None:
-        """Validate what the engines hold; return why training ends, if ``stop.when`` says so.
+        """Validate the weights in the engines; return why training ends, if ``stop.when`` is met.
 
         Raises:
-            ConfigError: When the run follows a metric that none of its environments has.
-            TrainerLost: When the trainer died over the checkpoint of the best version.
+            ConfigError: If none of the run's environments has the followed metric.
+            TrainerLost: If the trainer dies while it saves the checkpoint of the best version.
         """
         recorder, began = self._deps.recorder, time.perf_counter()
         result = await self._play(policy_version, places)
@@ -92,28 +92,28 @@ class Validator:
         return self.stop_reason()
 
     async def finish(self, policy_version: int, load: Callable[[int], Awaitable[object]]) -> None:
-        """Validate the last version, unless it has been.
+        """Validate the last version, unless it is validated already.
 
         Args:
-            policy_version: The last one.
-            load: Brings the engines to it, which may still have been on their way there.
+            policy_version: The last version.
+            load: Loads a version into the engines, which may still have an older one.
         """
         if not self._cancelled and not self._deps.recorder.validations.has(policy_version):
             await load(policy_version)
             await self.validate(policy_version)
 
     def stop_reason(self) -> str | None:
-        """Return why training ends by the validations so far; None: it goes on."""
+        """Return why the validations so far end training; None: training continues."""
         return self._deps.recorder.validations.stop_reason()
 
     def cancel(self) -> None:
-        """End a validation that goes on, without a result, and make no other one."""
+        """Cancel a running validation, without a result, and start no other one."""
         self._cancelled = True
         if self._playing is not None:
             self._playing.cancel()
 
     async def _play(self, version: int, places: LentPlaces | None) -> EvaluationResult | None:
-        """Play the tasks; None where it was cancelled."""
+        """Play the tasks; return None if cancelled."""
         if places is not None:
             places.begin(len(self._deps.tasks))
         self._playing = asyncio.ensure_future(
@@ -138,7 +138,7 @@ class Validator:
 
 @dataclass(frozen=True, slots=True)
 class ModelDependencies:
-    """What holds the weights."""
+    """The objects that have the weights."""
 
     recorder: RunRecorder
     trainer: TrainerHandle
@@ -147,10 +147,10 @@ class ModelDependencies:
 
 
 class TrainedModel:
-    """The model that a run has trained: the last weights, or those of the best validation."""
+    """The trained model of a run: the last weights, or those of the best validation."""
 
     def __init__(self, config: RunConfig, deps: ModelDependencies) -> None:
-        """Take the last weights for the result, until ``settle`` chooses."""
+        """Use the last weights as the result, until ``settle`` chooses."""
         self._keep_best = config.checkpoint.keep_best is not None
         self._deps = deps
         self._validations = deps.recorder.validations
@@ -158,14 +158,14 @@ class TrainedModel:
         self._version = self._last
 
     async def settle(self) -> None:
-        """Choose the version; where it is not the last one, bring it to trainer and engines."""
+        """Choose the version; if it is not the last, load it into trainer and engines."""
         best = self._validations.best
         if self._keep_best and best is not None and best.policy_version != self._last:
             try:
                 await self._again_if_lost(best.policy_version, self._bring)
                 self._version = best.policy_version
             except ConfigError as e:
-                self._deps.tell(f"{e}: the trained model is the last one.")
+                self._deps.tell(f"{e}: the trained model has the last weights.")
                 await self._again_if_lost(self._last, self._bring)
         if (fell := self._validations.fell()) is not None:
             self._deps.tell(f"WARNING: {fell}. {self._after_fall()}")
@@ -174,7 +174,7 @@ class TrainedModel:
         """Write the model.
 
         Args:
-            model_path: Where its tokenizer lies.
+            model_path: The path of its tokenizer.
         """
         target = str(self._deps.recorder.run_dir / TRAINED_MODEL)
 
@@ -184,7 +184,7 @@ class TrainedModel:
         await self._again_if_lost(self._version, write)
 
     def facts(self) -> dict[str, Any]:
-        """Return what a report says of it; nothing without validations."""
+        """Return the fields of the run report; empty without validations."""
         found = self._validations
         if not found.all:
             return {}
@@ -203,14 +203,14 @@ class TrainedModel:
         if not self._keep_best:
             return f"version {self._version}, the last (checkpoint.keep_best is not set)"
         if best is None or self._version != best.policy_version:
-            return f"version {self._version}, the last: there are no weights of a better validation"
+            return f"version {self._version}, the last: no weights of a better validation are kept"
         which = "the last and the best" if self._version == self._last else "the best"
         return f"version {self._version}, {which} of {n} validations by {metric}"
 
     def _after_fall(self) -> str:
         if self._version != self._last:
-            return f"The trained model is that of version {self._version}."
-        return "The trained model is the last one; set checkpoint.keep_best to have the best."
+            return f"The trained model has the weights of version {self._version}."
+        return "The trained model has the last weights; set checkpoint.keep_best to get the best."
 
     async def _bring(self, version: int) -> None:
         deps = self._deps
@@ -219,12 +219,12 @@ class TrainedModel:
         await deps.engines.load_weights(version)
 
     async def _again_if_lost(self, version: int, work: Callable[[int], Any]) -> None:
-        """Do something with a trainer that holds a version; if it is lost, once more."""
+        """Run ``work`` with a version in the trainer; if the trainer is lost, retry once."""
         deps = self._deps
         try:
             await work(version)
         except TrainerLost as e:
-            deps.tell(f"The trainer is lost ({e}); it is started again.")
+            deps.tell(f"The trainer is lost ({e}). It is restarted.")
             await deps.trainer.restart()
             await deps.recorder.checkpoints.load(version, deps.trainer.call)
             await work(version)

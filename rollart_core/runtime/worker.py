@@ -1,8 +1,8 @@
-"""One part of a run that executes somewhere else: what its owner can ask of it.
+"""The interface of a worker: one object of a run that lives in another process.
 
-Takes: ``"module:function"`` that builds an object, and arguments that pickle. Gives: calls on that
-object. Never: says where it executes; a process of this machine and an actor of a cluster have the
-same shape.
+Takes: ``"module:function"`` that builds an object, and picklable arguments. Gives: calls on that
+object. Never: exposes where it executes. A process on this machine and an actor of a cluster have
+the same interface.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from typing import Any, Protocol
 
 
 class Worker(Protocol):
-    """An engine, a trainer rank, an env worker, ... in a process of its own."""
+    """An engine, a trainer rank, an env worker or another object in its own process."""
 
     name: str
-    """What errors and the log call it."""
+    """The name used in errors and the log."""
     on_death: Callable[[Any], None] | None
-    """Called once, with the part, when it is gone without having been closed."""
+    """Called once, with the worker, if its process ends without ``close``."""
 
     @property
     def alive(self) -> bool:
-        """True while it can be called."""
+        """True while the worker accepts calls."""
 
     async def start(
         self, factory: str | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Bring it up and build the object in it."""
+        """Start the process and build the object in it."""
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the object (or ``"module:function"``) and wait for its answer.
+        """Call a method of the object (or ``"module:function"``) and wait for the result.
 
         Raises:
-            WorkerDied: When the part is gone, before or meanwhile.
-            Exception: Whatever the method raised.
+            WorkerDied: If the process has ended, before the call or during it.
+            Exception: Any exception that the method raised.
         """
 
     async def close(self, *, grace_s: float = 5.0) -> None:
-        """End it, by force after ``grace_s``; may be called twice."""
+        """End the process, and kill it after ``grace_s`` seconds; may be called twice."""
 
     def kill(self) -> None:
-        """End it by force now, as if it had died: ``on_death`` hears of it."""
+        """Kill the process now; ``on_death`` is called as for a crash."""

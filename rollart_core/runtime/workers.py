@@ -1,12 +1,12 @@
-"""What all runtimes have in common: their workers are started, wired together, scaled and ended.
+"""The base class of runtimes, which starts, connects, scales and stops the workers of a run.
 
     num_engines x engine, trainer rank(s), env workers, demonstrator: each a Worker with a role
                                                   |
                                     ``new_worker(role, index)`` of the runtime
 
-Takes: a resolved run and a run directory. Gives: what a
-:class:`rollart_core.runtime.base.Runtime` offers. Never: knows where a worker executes (subclasses
-do), gives an engine requests before it holds the newest weights, or ends one that still answers.
+Takes: a resolved run and a run directory. Gives: the methods of
+:class:`rollart_core.runtime.base.Runtime`. Never: decides where a worker executes (subclasses do),
+sends an engine requests before it has the newest weights, or removes one without draining it.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ from rollart_core.types import Sample, Task
 
 
 class Reservations(Protocol):
-    """Reserves the resources that workers need: on a cluster; one machine just has them."""
+    """Reserves the resources that workers need on a cluster."""
 
     async def reserve(self, role: str, index: int, pool: str | None) -> None:
-        """Make room for one more worker; ``pool`` None: wherever it fits best.
+        """Reserve a slot for one more worker; ``pool`` None: in the pool where it fits best.
 
         Raises:
-            UserError: When there is none.
+            UserError: If no slot is free.
         """
 
     async def release_reservation(self, role: str, index: int) -> None:
-        """Give up the room of a worker that has left for good."""
+        """Release the slot of a worker that has left for good."""
 
 
 class EngineSet:
-    """The inference engines of a run: started together, and more or fewer later.
+    """The inference engines of a run, which start together and can be scaled later.
 
     Args:
-        new_engine: Returns the unstarted engine of a number.
-        rooms: Where they find room.
+        new_engine: Returns the unstarted engine with an index.
+        rooms: Reserves the slots of engines.
         load_limit_s: See :class:`rollart_core.inference.router.Router`.
     """
 
@@ -86,22 +86,22 @@ class EngineSet:
 
     @property
     def started(self) -> bool:
-        """True once there is a router."""
+        """True once the engines are up and have a router."""
         return self._router is not None
 
     @property
     def router(self) -> Router:
-        """In front of them, once they are started."""
+        """The router of the engines; only after ``start``."""
         assert self._router is not None
         return self._router
 
     @property
     def counts(self) -> Counter[str]:
-        """How many there are in each pool, without those that are lost for good."""
+        """The number of engines in each pool, without those that are lost for good."""
         return Counter(e.pool for e in self._engines.values() if e.health != "lost")
 
     def gauges(self) -> dict[str, float]:
-        """Return how they are, and what they have to do, as metrics."""
+        """Return the health and the load of the engines as metrics."""
         engine_states, counts = self.router.engine_states, self.router.counts
         num_open = sum(state.open for state in engine_states)
         return {
@@ -117,7 +117,7 @@ class EngineSet:
         }
 
     async def start(self, count: int) -> None:
-        """Start the first ones, all at once."""
+        """Start the initial engines concurrently."""
         self._engines = {index: self._new_engine(index) for index in range(count)}
         self._next = count
         await asyncio.gather(*(engine.start() for engine in self._engines.values()))
@@ -125,11 +125,11 @@ class EngineSet:
         self._router.watch()
 
     async def resize(self, count: int, pool: str | None = None) -> None:
-        """Have this many, in a pool or in all.
+        """Scale to this number of engines, in one pool or in total.
 
         Raises:
-            UserError: When none would be left, or there is no room.
-            Exception: What kept one from starting; those that did start stay.
+            UserError: If no engine would be left, or no slot is free.
+            Exception: The error of an engine that did not start; the engines that started stay.
         """
         elsewhere = self.counts.total() - self._count(pool)
         if elsewhere + count < 1:
@@ -148,7 +148,7 @@ class EngineSet:
             await self._remove(index)
 
     async def close(self) -> None:
-        """End them all."""
+        """Stop all engines."""
         if self._router is not None:
             await self._router.close()
         ending: Sequence[RemoteEngine] = [*self._engines.values(), *self._joining]
@@ -158,9 +158,9 @@ class EngineSet:
         return self.counts.total() if pool is None else self.counts[pool]
 
     def _last(self, pool: str | None) -> int:
-        """Return the number of the engine to part with: one that is down, or the newest.
+        """Return the index of the engine to remove: one that is down, else the newest.
 
-        No pool, and so no class of engines, loses its last one while another has several.
+        A pool, and so a class of engines, keeps its last engine while another pool has several.
         """
         there = [i for i, e in self._engines.items() if pool in (None, e.pool)]
         there = [i for i in there if self._engines[i].health != "lost"]
@@ -188,10 +188,10 @@ class EngineSet:
         engine = self._engines[index]
         try:
             await self.router.remove(engine)
-        finally:  # also when the run's end cuts it short
+        finally:  # also if the end of the run cancels it
             try:
                 await engine.close()
-                del self._engines[index]  # not before: `close` must find it
+                del self._engines[index]  # not earlier: EngineSet.close needs the entry
             finally:
                 await self._rooms.release_reservation("engine", index)
 
@@ -200,12 +200,12 @@ PARTS = "rollart_core.runtime.factories"
 
 
 class WorkersRuntime(ABC):
-    """Starts and ends the workers of a run.
+    """Starts and stops the workers of a run.
 
     Args:
-        run: What to do.
-        run_dir: Where it keeps what it makes.
-        shared: A folder that trainer and engines can both reach; removed at the end.
+        run: The resolved run.
+        run_dir: The directory of the run's files.
+        shared: A folder that trainer and engines can both access; removed at the end.
     """
 
     def __init__(self, run: ResolvedRun, run_dir: Path, shared: Path) -> None:
@@ -218,10 +218,10 @@ class WorkersRuntime(ABC):
         self._trainer: TrainerGroup | None = None
         self._demonstrator: Worker | None = None
         self._teachers: list[RemoteEngine] = []
-        self._of_class: dict[int, dict[int, int]] = {}  # engines of one: index -> number
+        self._of_class: dict[int, dict[int, int]] = {}  # class of engines -> index -> number
         failures = run.config.failures
         self.tell: Tell = nobody_listens
-        """Event callback for the deaths and restarts of workers: in a run, the journal."""
+        """Event callback for worker deaths and restarts; a run writes them to the journal."""
         self.heartbeat = Heartbeat(
             every_s=failures.heartbeat_s,
             hang_s=failures.hang_s,
@@ -229,33 +229,33 @@ class WorkersRuntime(ABC):
         )
 
     on_lost: Callable[[RollartError], None] | None = None
-    """Called once, when what the run is on (a cluster) is gone."""
+    """Called once, if the cluster that the run is on is lost."""
     trainer_host: str | None = None
-    """Where trainer ranks meet; None: at the address of the machine that rank 0 is on."""
+    """Address where trainer ranks meet; None: the address of the machine of rank 0."""
 
     has_own_devices = False
-    """Whether a worker's process sees the devices that it has, and no others."""
+    """Whether a worker's process sees only the devices assigned to it."""
 
     @classmethod
     @abstractmethod
     def check_pools(cls, run: Resolution) -> None:
-        """Check before anything starts that the run fits the pools that its config declares.
+        """Check, before anything starts, that the run fits the pools declared in its config.
 
         Raises:
-            ConfigError: With a line for each thing that does not fit.
+            ConfigError: With one line per problem.
         """
 
     @abstractmethod
     async def connect(self) -> Sequence[Pool]:
-        """Reach what the workers are to run on; return what there is."""
+        """Connect to the machines that workers run on; return the available pools."""
 
     @abstractmethod
     async def place(self, placement: Placement) -> None:
-        """Make sure that there is room, and all else that the workers need, where they will be."""
+        """Reserve the slots of the workers, and check the nodes that they are on."""
 
     @abstractmethod
     def pool_of(self, role: str, index: int) -> str:
-        """Return the name of the pool that a worker is on."""
+        """Return the name of the pool of a worker."""
 
     @abstractmethod
     def new_worker(self, role: str, index: int = 0) -> Worker:
@@ -263,13 +263,13 @@ class WorkersRuntime(ABC):
 
         Args:
             role: ``engine``, ``trainer``, ``env``, ``model``, ``demonstrator`` or ``teacher``.
-            index: Which of its role.
+            index: The index among workers with that role.
         """
 
     @property
     @abstractmethod
     def num_env_workers(self) -> int:
-        """How many env workers to start."""
+        """The number of env workers to start."""
 
     async def start_envs(self) -> EnvPool:
         """Start the env workers."""
@@ -280,7 +280,7 @@ class WorkersRuntime(ABC):
         return self._envs
 
     async def build_model(self, spec: NewModel, corpus_tasks: Sequence[Task]) -> str:
-        """Make a model from nothing in a process of its own, under the run directory."""
+        """Create a new model in the run directory, in a separate process."""
         path = str(self.run_dir / "model")
         worker = self.new_worker("model")
         try:
@@ -292,7 +292,7 @@ class WorkersRuntime(ABC):
         return path
 
     async def start_model(self, model_path: str) -> tuple[Router, TrainerGroup]:
-        """Start the inference engines and the trainer, all at once."""
+        """Start the inference engines and the trainer concurrently."""
         config, model = self.config, self._model(model_path)
         channel = ChannelArgs(self.run.weights, self.weights_location())
         engines = self._engine_set(model, channel)
@@ -320,13 +320,13 @@ class WorkersRuntime(ABC):
         return engines.router, self._trainer
 
     async def start_engines(self, model_path: str) -> Router:
-        """Start the inference engines alone, with the weights the model has."""
+        """Start only the inference engines, with the weights of the model."""
         engines = self._engine_set(self._model(model_path), None)
         await engines.start(num_engines(self.config))
         return engines.router
 
     async def start_teacher(self) -> TeacherEngines:
-        """Start the engines that hold the teacher of the run."""
+        """Start the engines of the run's teacher."""
         config = self.config
         assert config.teacher is not None
         assert self.run.teacher is not None
@@ -354,11 +354,11 @@ class WorkersRuntime(ABC):
         )
 
     def weights_location(self) -> str:
-        """Return where trainer and engines open the weight channel."""
+        """Return the location where trainer and engines open the weight channel."""
         return str(self._shared / "weights")
 
     async def start_demonstrator(self, model_path: str, tasks: Sequence[Task]) -> TakeSamples:
-        """Start a process that makes demonstrations."""
+        """Start a process that produces demonstrations."""
         worker = self._demonstrator = self.new_worker("demonstrator")
         kwargs = {
             "envs": self._by_env(tasks),
@@ -376,26 +376,26 @@ class WorkersRuntime(ABC):
         return take
 
     async def stop_demonstrator(self) -> None:
-        """End the demonstrating process."""
+        """Stop the process that produces demonstrations."""
         if self._demonstrator is not None:
             await self._demonstrator.close(grace_s=1.0)
             self._demonstrator = None
 
     async def close(self) -> None:
-        """End every worker at once, then remove what they shared."""
+        """Stop all workers concurrently, then remove the shared folder."""
         workers = (self._engines, self._trainer, self._envs)
         closing = [worker.close() for worker in (*workers, *self._teachers) if worker is not None]
         await asyncio.gather(*closing, self.stop_demonstrator(), return_exceptions=True)
         await self.heartbeat.close()
-        for sandbox in self._sandboxes():  # an env worker that was killed could not close its own
-            with suppress(PluginError):  # without a service, none of this run has started one
+        for sandbox in self._sandboxes():  # a killed env worker leaves its sandboxes open
+            with suppress(PluginError):  # no service is installed, so this run started no sandbox
                 await registry.sandbox_service().collect_garbage(sandbox)
         shutil.rmtree(self._shared, ignore_errors=True)
 
-    # More or fewer, while the run goes on
+    # Scaling during the run
 
     def counts(self) -> dict[str, int]:
-        """Return what can be scaled, and how many of each there are; empty while it is set up."""
+        """Return the scalable targets and their counts; empty during set-up."""
         if self._engines is None or self._envs is None or not self._engines.started:
             return {}
         found = {ENGINES: self._engines.counts.total()}
@@ -405,10 +405,10 @@ class WorkersRuntime(ABC):
         return {**found, **pools} if len(pools) > 1 else found
 
     async def scale(self, target: str, count: int) -> None:
-        """Have so many engines, env workers, or engines of a pool.
+        """Scale the engines, the env workers, or the engines of one pool.
 
         Raises:
-            UserError: When that cannot be.
+            UserError: If the count is not possible.
         """
         assert self._engines is not None
         if target == ENV_WORKERS:
@@ -417,10 +417,10 @@ class WorkersRuntime(ABC):
             await self._engines.resize(count, None if target == ENGINES else target)
 
     async def set_env_workers(self, count: int) -> None:
-        """Have this many env workers; those that leave end when their last episode has.
+        """Scale to this number of env workers; those that leave finish their episodes first.
 
         Raises:
-            UserError: When it is less than one.
+            UserError: If the number is less than one.
         """
         assert self._envs is not None
         if count < 1:
@@ -428,7 +428,7 @@ class WorkersRuntime(ABC):
         await self._envs.resize(count)
 
     def loads(self) -> tuple[list[ClusterLoad], int]:
-        """Return what each engine that is up has to do, and how many episodes are under way."""
+        """Return the load of each engine that is up, and the number of running episodes."""
         assert self._engines is not None
         assert self._envs is not None
         engine_states = [state for state in self._engines.router.engine_states if state.open]
@@ -438,24 +438,24 @@ class WorkersRuntime(ABC):
 
     @property
     def env_workers_scale(self) -> bool:
-        """Whether there can be more or fewer env workers."""
+        """Whether the number of env workers can change."""
         return True
 
     async def reserve(self, role: str, index: int, pool: str | None) -> None:
-        """Make room for one more worker; ``pool`` None: wherever it fits best.
+        """Reserve a slot for one more worker; ``pool`` None: in the pool where it fits best.
 
         Raises:
-            UserError: When there is none.
+            UserError: If no slot is free.
         """
-        raise UserError(f"no further {role} can join with runtime: {self.config.runtime.kind}")
+        raise UserError(f"cannot add another {role} with runtime: {self.config.runtime.kind}")
 
     async def release_reservation(self, role: str, index: int) -> None:
-        """Give up the room, and the number, of a worker that has left for good."""
+        """Release the slot and the number of a worker that has left for good."""
         for numbers in self._of_class.values() if role == "engine" else ():
             numbers.pop(index, None)
 
     def gauges(self) -> dict[str, float]:
-        """Return what there is now, and what it has to do, as metrics."""
+        """Return the number and the load of workers as metrics."""
         if self._engines is None or self._envs is None or not self._engines.started:
             return {}
         return {
@@ -465,7 +465,7 @@ class WorkersRuntime(ABC):
             "env_workers/replaced": self._envs.num_replaced,
         }
 
-    # Parts
+    # Workers
 
     async def start_worker(self) -> EnvWorkerHandle:
         """Start one env worker."""
@@ -492,12 +492,12 @@ class WorkersRuntime(ABC):
         ]
 
     def _sandboxes(self) -> list[str]:
-        """Return the ids of the sandboxes that environments of the run act in."""
+        """Return the ids of the sandboxes that the run's environments use."""
         given = [env.plugin.options.get("sandbox") for env in self.run.envs]
         return list(dict.fromkeys(PluginRef.model_validate(s).id for s in given if s is not None))
 
     def worker_limits(self, num_threads: int) -> dict[str, int]:
-        """Return what an env worker is built with."""
+        """Return the arguments of an env worker."""
         return {
             "num_threads": num_threads,
             "max_observation_chars": self.config.rollout.max_observation_chars,
@@ -505,7 +505,7 @@ class WorkersRuntime(ABC):
 
     @property
     def _device(self) -> str:
-        """What the config says of where models go."""
+        """The device of models, from the config."""
         return str(getattr(self.config.model, "device", "auto"))
 
     def _model(self, path: str) -> ModelArgs:
@@ -547,12 +547,12 @@ class WorkersRuntime(ABC):
         return RemoteEngine(new_worker, arguments, pool=pool, care=care)
 
     def _number(self, index: int, plugin: ResolvedPlugin[InferenceEngineSpec]) -> int:
-        """Return which of its class an engine is: the smallest number that no other one has."""
+        """Return the number of an engine within its class: the smallest that is free."""
         mine = self._of_class.setdefault(id(plugin), {})
         taken = set(mine.values())
         return mine.setdefault(index, next(n for n in itertools.count() if n not in taken))
 
     def new_restarts(self) -> Restarts:
-        """Return how often one engine may be started again."""
+        """Return a new count of the restarts that one engine may have."""
         failures = self.config.failures
         return Restarts(failures.max_restarts, failures.restart_window_s)

@@ -1,9 +1,9 @@
-"""What environments ask of the hardware: declared by their specs, then measured as a run goes on.
+"""Workloads of environments on the hardware, which specs declare and a run measures.
 
     turn i:  i (p + d) tokens in the KV cache  ->  + p tokens of prefill  ->  + d tokens of decode
 
 Takes: declared workloads, finished trajectories. Gives: measured workloads, and whether one has
-left what the plan was made with. Never: reads a clock, or counts an episode that failed.
+drifted from the plan. Never: reads a clock, or counts an episode that failed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rollart_core.errors import ConfigError
 from rollart_core.types import Trajectory
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0}
-"""A value takes in each dtype a config may ask for."""
+"""Bytes per value of each dtype that a config may set."""
 ROUNDED = 0.05
-"""By so much of itself a number of parameters in a config may be off."""
+"""Allowed relative error of the number of parameters in a config."""
 
 
 def shape_of(model: Model) -> ModelShape | None:
-    """Return the shape of a config's model; None when it is not known here.
+    """Return the shape of a config's model; None if it is unknown.
 
     Raises:
-        ConfigError: When its ``config.json`` is here and says otherwise than the config.
+        ConfigError: If the ``config.json`` of the model is present and contradicts the config.
     """
     if isinstance(model, NewModel):
         return _of_new(model)
@@ -54,14 +54,14 @@ def shape_of(model: Model) -> ModelShape | None:
 
 
 def of_config(config: Mapping[str, Any], bytes_per_value: float) -> ModelShape:
-    """Return the shape that a decoder's ``config.json`` describes.
+    """Return the shape of a decoder from its ``config.json``.
 
-    Parameters are counted for attention with grouped queries, gated feed-forward layers (all
-    experts of a mixture, of which a token goes through some) and an embedding that may be tied;
-    norms and routers, under a thousandth of all, are left out.
+    The parameters are those of grouped-query attention, of gated feed-forward layers (all experts
+    of a mixture; a token uses only some) and of the embeddings, which may be tied. Norms and
+    routers are not counted: they are less than a thousandth of all parameters.
 
     Raises:
-        KeyError: When the config is of another kind of model.
+        KeyError: If the config describes another kind of model.
     """
     text = config.get("text_config", config)
     width, num_layers = text["hidden_size"], text["num_hidden_layers"]
@@ -93,16 +93,16 @@ def of_config(config: Mapping[str, Any], bytes_per_value: float) -> ModelShape:
 
 
 def _check_alike(said: ModelShape, read: ModelShape, path: Path) -> None:
-    """Refuse a shape in the config that is another model's; counts of parameters may be rounded."""
+    """Check that the shape in the config is the model's; parameter counts may be rounded."""
     for name in ("num_layers", "num_heads", "num_kv_heads", "head_dim", "num_experts"):
         if getattr(said, name) != getattr(read, name):
             raise ConfigError(
-                f"model.shape.{name} is {getattr(said, name)}, and {path} says "
+                f"model.shape.{name} is {getattr(said, name)}, but {path} has "
                 f"{getattr(read, name)}: correct it, or remove model.shape"
             )
     if abs(said.num_params / read.num_params - 1) > ROUNDED:
         raise ConfigError(
-            f"model.shape.num_params is {said.num_params:,}, and {path} comes to "
+            f"model.shape.num_params is {said.num_params:,}, but {path} gives "
             f"{read.num_params:,}: correct it, or remove model.shape"
         )
 
@@ -129,31 +129,31 @@ NEGLIGIBLE: Mapping[str, float] = {
     "env_s": 0.01,
     "reward_s": 0.01,
 }
-"""Differences up to this change no plan, by whatever factor: 1 ms is not 10 times 0.1 ms."""
+"""Absolute differences up to these are never drift, so 1 ms instead of 0.1 ms is ignored."""
 
 
 def total_tokens(workload: Workload) -> float:
-    """Return the tokens of a whole trajectory."""
+    """Return the number of tokens of a whole trajectory."""
     return workload.turns * (workload.prefill_tokens + workload.decode_tokens)
 
 
 def cached_tokens(workload: Workload) -> float:
-    """Return how many tokens are in the cache when a turn begins, in the mean over turns."""
+    """Return the number of cached tokens at the start of a turn, as a mean over turns."""
     return (workload.turns - 1) / 2 * (workload.prefill_tokens + workload.decode_tokens)
 
 
 def decode_context(workload: Workload) -> float:
-    """Return the length of the row a decoded token attends to, in the mean over tokens."""
+    """Return the length of the row that a decoded token attends to, as a mean over tokens."""
     return cached_tokens(workload) + workload.prefill_tokens + workload.decode_tokens / 2
 
 
 def held_tokens(workload: Workload) -> float:
-    """Return the tokens a running turn holds in the cache at its end, in the mean over turns."""
+    """Return the number of cached tokens at the end of a turn, as a mean over turns."""
     return cached_tokens(workload) + workload.prefill_tokens + workload.decode_tokens
 
 
 def of_trajectory(trajectory: Trajectory) -> Workload | None:
-    """Return what one trajectory asked; None when it has no turn.
+    """Return the workload of one trajectory; None if it has no turn.
 
     Reward seconds are not recorded by trajectory and stay 0.
     """
@@ -174,22 +174,22 @@ def of_trajectory(trajectory: Trajectory) -> Workload | None:
 class WorkloadMeter:
     """An exponential mean over the trajectories of one environment.
 
-    The first ``1 / (1 - decay)`` count alike, so that what came first does not weigh too much.
-    Means of tokens and env seconds a turn are weighted by turns, as the hardware sees them.
+    The first ``1 / (1 - decay)`` trajectories have equal weights, so that the very first ones do
+    not dominate. Means of tokens and env seconds per turn are weighted by turns.
     """
 
     declared: Workload
     decay: float = 0.98
     count: int = 0
-    """Trajectories seen."""
+    """Number of trajectories added."""
     _turns: float = 0.0
     _prefill: float = 0.0
     _decode: float = 0.0
     _env_s: float = 0.0
-    """Each a trajectory."""
+    """All four: means per trajectory."""
 
     def add(self, trajectory: Trajectory) -> None:
-        """Take a finished trajectory; one that failed or has no turn is left out."""
+        """Add a finished trajectory; ignore it if it failed or has no turn."""
         seen = None if trajectory.failure else of_trajectory(trajectory)
         if seen is None:
             return
@@ -202,7 +202,7 @@ class WorkloadMeter:
 
     @property
     def measured(self) -> Workload:
-        """What was measured; as declared before there was anything."""
+        """The measured workload; the declared one before the first trajectory."""
         if not self.count:
             return self.declared
         return replace(
@@ -215,7 +215,7 @@ class WorkloadMeter:
 
 
 def departures(planned: Workload, measured: Workload, factor: float) -> list[str]:
-    """Return in what ``measured`` has left ``planned`` by more than ``factor``, a phrase each."""
+    """Return a phrase for each figure that differs from the plan by more than ``factor``."""
     found = []
     for name in FIELDS:
         was, now = getattr(planned, name), getattr(measured, name)

@@ -1,1 +1,1 @@
-"""The engine room."""
+"""Scheduling: which episodes run, which groups are trained, and when a run ends."""

@@ -1,7 +1,7 @@
-"""Finished trajectories, held by group until their group is trained or dropped.
+"""The buffer of finished trajectories, by group, until the group is trained or dropped.
 
 Takes: trajectories that did not fail. Gives: whole groups, in canonical order. Never: decides what
-is trained; the scheduler does, and the capacity follows from its admission bound.
+is trained. The scheduler decides that, and its admission bound determines the capacity.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from rollart_core.types import Group, Trajectory
 
 
 class Buffer:
-    """A bounded store of whole and growing groups."""
+    """A bounded store of complete and incomplete groups."""
 
     def __init__(self, group_size: int, capacity: int) -> None:
-        """Start empty.
+        """Create an empty buffer.
 
         Args:
-            group_size: Members a group is meant to have.
-            capacity: Most trajectories at once: ``(max_staleness + 1) * groups_per_batch *
-                group_size`` holds all that the scheduler admits.
+            group_size: The planned number of members of a group.
+            capacity: The maximum number of trajectories. ``(max_staleness + 1) * groups_per_batch *
+                group_size`` holds everything that the scheduler admits.
         """
         self._group_size = group_size
         self._capacity = capacity
@@ -29,11 +29,11 @@ class Buffer:
         self._num_trajectories = 0
 
     def __len__(self) -> int:
-        """Return how many trajectories it holds."""
+        """Return the number of stored trajectories."""
         return self._num_trajectories
 
     def add(self, trajectory: Trajectory) -> None:
-        """Hold a trajectory until its group is taken or discarded."""
+        """Store a trajectory until its group is taken or discarded."""
         ticket = trajectory.ticket
         assert trajectory.failure is None, f"{ticket.ticket_id}: a failed trajectory in the buffer"
         assert ticket.group_id not in self._complete, f"{ticket.ticket_id}: its group is complete"
@@ -48,8 +48,8 @@ class Buffer:
 
         Args:
             group_id: The group.
-            lost: Members the scheduler gave up. One may be here all the same, when its ticket
-                expired just as it finished; it is left out.
+            lost: The members that the scheduler gave up. If a ticket expires just as its episode
+                finishes, the buffer holds such a member; it is left out.
         """
         members = self._growing.pop(group_id)
         self._release(sum(members.pop(i, None) is not None for i in lost))
@@ -59,14 +59,14 @@ class Buffer:
         return group
 
     def take(self, group_ids: Sequence[str]) -> list[Group]:
-        """Give complete groups away, ordered by group id whatever order they finished in."""
+        """Remove complete groups and return them, ordered by group id."""
         groups = [self._complete.pop(g) for g in sorted(group_ids)]
         for group in groups:
             self._release(len(group.trajectories))
         return groups
 
     def discard(self, group_id: str) -> None:
-        """Forget a group, complete or not; an unknown one is fine."""
+        """Remove a group, complete or not. An unknown group is ignored."""
         if group := self._complete.pop(group_id, None):
             self._release(len(group.trajectories))
         if members := self._growing.pop(group_id, None):

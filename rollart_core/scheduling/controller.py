@@ -1,21 +1,21 @@
-"""The loop of a run: it carries events to the scheduler and does what the scheduler answers.
+"""The loop of a run: it passes events to the scheduler and executes the returned actions.
 
-    scheduler says        the controller                            and tells it
+    action                the controller                            event for the scheduler
     StartEpisode     ->   runs the episode as a task           ->   EpisodePlayed, which frees its
-                                                                    place while it is scored, and
+                                                                    slot while it is scored, and
                                                                     EpisodeFinished | EpisodeFailed
     AbortEpisode     ->   cancels that task
-    ScoreGroup       ->   has a group scored that waits for it
-    CompleteGroup    ->   builds the group, asks the filter    ->   GroupKept | GroupFiltered
+    ScoreGroup       ->   starts the scoring of the group
+    CompleteGroup    ->   builds the group, calls the filter   ->   GroupKept | GroupFiltered
     TrainBatch       ->   trains, publishes, checkpoints,      ->   BatchTrained
-                          and validates, if that is due        ->   PlacesLent
+                          validates if that is due,            ->   PlacesLent
                           and swaps the engines meanwhile      ->   WeightsLoaded
-    DropGroup        ->   forgets the group's trajectories
-    StopRun          ->   cancels what is left and returns
+    DropGroup        ->   deletes the group's trajectories
+    StopRun          ->   cancels the remaining tasks and returns
 
-Takes: the parts of a run. Gives: why it ended. Never: decides what is run, retried, trained or
-dropped (the scheduler does), knows where a part executes (the runtime does), or waits for one
-episode to serve another.
+Takes: the components of a run. Gives: the reason why it ended. Never: decides what is run, retried,
+trained or dropped (the scheduler decides that); depends on where a component executes (the runtime
+decides that); or blocks on one episode while another one needs attention.
 """
 
 from __future__ import annotations
@@ -62,22 +62,25 @@ from rollart_core.types import Group, Ticket, Trajectory
 
 
 class TrainerHandle(Protocol):
-    """The trainer, wherever it executes."""
+    """The trainer, in this process or in another one."""
 
     async def train_batch(
         self, groups: list[Group], policy_version: int, *, progress: float | None = None
     ) -> list[TrainStepReport]:
-        """Update the weights on a batch, at a share of ``stop`` for the schedule."""
+        """Update the weights on a batch.
+
+        ``progress`` is the used share of ``stop``, for the learning rate schedule.
+        """
 
     async def publish(self, policy_version: int) -> Publication:
-        """Put the present weights on the channel."""
+        """Publish the current weights on the weight channel."""
 
 
 class EnginesHandle(Protocol):
     """The engines, behind the router."""
 
     async def load_weights(self, policy_version: int) -> Sequence[WeightSwap]:
-        """Swap all of them to a version."""
+        """Load a version on all engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,64 +89,65 @@ class BatchRecord:
 
     groups: tuple[Group, ...]
     policy_version: int
-    """Of the trainer when it took the batch."""
+    """Version of the trainer when it took the batch."""
     train_steps: tuple[TrainStepReport, ...]
     publication: Publication
     waited_s: float
-    """How long the trainer had nothing to do before."""
+    """How long the trainer was idle before the batch."""
     train_s: float
 
 
 class ScoringHandle(Protocol):
-    """The scoring room, as far as the loop has to do with it."""
+    """The scoring component, as the loop uses it."""
 
     on_played: Callable[[str, int], None] | None
-    """Hears the ticket and the attempt of an episode that only waits for its score."""
+    """Callback with the ticket and the attempt of an episode that only waits for its score."""
 
     def score_group(self, ticket_ids: Sequence[str]) -> None:
-        """Score the members of a group, who all wait."""
+        """Score the members of a group; all of them wait for it."""
 
 
 class ValidatorHandle(Protocol):
-    """What validates weights between two batches."""
+    """The validation of weights between two batches."""
 
     def is_due(self, policy_version: int) -> bool:
-        """Return whether a version is to be validated, and has not been yet."""
+        """Return whether a version must be validated and has not been validated yet."""
 
     async def validate(self, policy_version: int, places: LentPlaces | None) -> str | None:
-        """Validate what the engines hold; return why training ends, if it does.
+        """Validate the weights of the engines; return why training ends, or None.
 
         Args:
-            policy_version: What they hold.
-            places: Those of its episodes, while training goes on; None: it has all of them.
+            policy_version: The version of the engines.
+            places: The slots of its episodes while training continues. If None, the validation
+                uses all slots.
         """
 
 
 class Recorder(Protocol):
-    """Whoever keeps what happens: the journal, trackers, hooks, the progress display."""
+    """Records what happens: in the journal, trackers, hooks and the progress display."""
 
     def dispatched(self, ticket: Ticket, start_version: int) -> None:
-        """An attempt begins."""
+        """Record that an attempt begins."""
 
     def ended(self, trajectory: Trajectory) -> None:
-        """An attempt ended, well or not."""
+        """Record that an attempt ended, successfully or not."""
 
     def decided(self, action: LoseTicket | AbortEpisode | DropGroup | StopRun) -> None:
-        """The scheduler gave something up."""
+        """Record that the scheduler gave something up."""
 
     def batch_taken(self, groups: Sequence[Group], policy_version: int) -> None:
-        """The trainer begins a batch."""
+        """Record that the trainer begins a batch."""
 
     async def batch_trained(self, record: BatchRecord) -> None:
-        """A batch is trained and published; a checkpoint may be taken here."""
+        """Record that a batch is trained and published; may take a checkpoint."""
 
     def swapped(self, swaps: Sequence[WeightSwap]) -> None:
-        """All engines hold a new version."""
+        """Record that all engines hold a new version."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerDependencies:
-    """What the controller works with."""
+    """The components that the controller uses."""
 
     scheduler: Scheduler
     buffer: Buffer
@@ -153,29 +157,29 @@ class ControllerDependencies:
     keep_group: Callable[[Group], bool]
     recorder: Recorder
     scoring: ScoringHandle | None = None
-    """None: every episode holds its place until it has its score."""
+    """If None, every episode holds its slot until it has its score."""
     drops_equal: bool = False
-    """Whether groups whose rewards are all equal are not trained."""
+    """Whether groups are dropped if all their rewards are equal."""
     curriculum: CurriculumTasks | None = None
-    """What hears of groups that have ended, where the run has one."""
+    """The curriculum, which receives completed groups; None if the run has none."""
     validator: ValidatorHandle | None = None
-    """None: there is no validation."""
+    """If None, there is no validation."""
     used_share: Callable[[int], float] | None = None
-    """From a version to the used share of ``stop``, for a schedule over it; none: not needed."""
+    """Maps a version to the used share of ``stop``, for a schedule; None if not needed."""
 
 
 class Controller:
-    """Runs the loop; see the module."""
+    """The loop of a run; see the module."""
 
     def __init__(
         self, deps: ControllerDependencies, *, ticket_s: float, wall_s: float | None
     ) -> None:
-        """Wire the parts.
+        """Create the controller.
 
         Args:
-            deps: What it works with.
-            ticket_s: Deadline over all attempts of a ticket.
-            wall_s: Stop after this long; None: no limit.
+            deps: The components that it uses.
+            ticket_s: Deadline over all attempts of a ticket, in seconds.
+            wall_s: Stop after this many seconds. If None, there is no limit.
         """
         self._deps = deps
         self._ticket_s = ticket_s
@@ -193,11 +197,11 @@ class Controller:
         self._idle_since = time.perf_counter()
 
     async def run(self, started: RunStarted) -> StopRun:
-        """Run until the scheduler says stop and the engines hold the newest version.
+        """Run until the scheduler returns ``StopRun`` and the engines hold the newest version.
 
         Raises:
-            Exception: When a part other than an environment failed for good; all tasks of the run
-                are ended before.
+            Exception: If a component other than an environment failed permanently. All tasks of the
+                run have ended before.
         """
         timer = self._stop_later()
         scoring = self._deps.scoring
@@ -221,11 +225,11 @@ class Controller:
             await self._end_everything()
 
     def request_stop(self, reason: str, kind: StopKind = "requested") -> None:
-        """Ask the run to end; a batch in training is finished first."""
+        """Request the end of the run; a batch in training is finished first."""
         self._events.put_nowait(StopRequested(reason, kind))
 
     def fail(self, error: BaseException) -> None:
-        """End the run with an error of a part it cannot do without."""
+        """End the run with an error of a component that it requires."""
         self._events.put_nowait(error)
 
     def _handle(self, event: Event) -> None:
@@ -238,7 +242,7 @@ class Controller:
             case StartEpisode():
                 self._start(action.ticket, action.start_version)
             case ScoreGroup():
-                assert self._deps.scoring is not None, "a group to score, and nobody who does"
+                assert self._deps.scoring is not None, "ScoreGroup without a scoring component"
                 self._deps.scoring.score_group(action.ticket_ids)
             case CompleteGroup():
                 self._complete(action)
@@ -333,7 +337,7 @@ class Controller:
         try:
             await self._deps.recorder.batch_trained(record)
         except GuardTripped:
-            if self._loading is not None:  # no engine is left in the middle of a swap
+            if self._loading is not None:  # let the engines finish their swap
                 await asyncio.wait([self._loading])
             raise
         await self._validate(publication.policy_version)
@@ -341,14 +345,14 @@ class Controller:
         self._events.put_nowait(BatchTrained(publication.policy_version))
 
     async def _validate(self, policy_version: int) -> None:
-        """Validate a version, if it is due; no batch is trained meanwhile, so engines hold it."""
+        """Validate a version if it is due; no batch is trained meanwhile, so engines keep it."""
         validator = self._deps.validator
         if validator is None or not validator.is_due(policy_version):
             return
         if self._loading is not None:
             await asyncio.wait([self._loading])
             if self._loading.exception() is not None:
-                return  # that ends the run
+                return  # the error ends the run
         if reason := await validator.validate(policy_version, self._places):
             self.request_stop(reason)
 
@@ -356,7 +360,7 @@ class Controller:
         self._events.put_nowait(PlacesLent(num_places))
 
     def _load(self, policy_version: int) -> None:
-        """Bring the engines to the newest version; versions overtaken meanwhile are skipped."""
+        """Load the newest version on the engines; older unloaded versions are skipped."""
         self._newest = policy_version
         if self._loading is None or self._loading.done():
             self._loading = self._spawn(self._load_newest())
@@ -370,10 +374,10 @@ class Controller:
             self._events.put_nowait(WeightsLoaded(loaded))
 
     async def _finish_loading(self) -> None:
-        """Wait until the engines hold the newest version: they are evaluated with it.
+        """Wait until the engines hold the newest version, which is evaluated next.
 
         Raises:
-            Exception: When they cannot load it, or a part that they need for it is lost.
+            Exception: If they cannot load it, or a component that they need for it is lost.
         """
         if self._loading is None:
             return
@@ -388,7 +392,7 @@ class Controller:
     def _stop_later(self) -> asyncio.TimerHandle | None:
         if self._wall_s is None:
             return None
-        reason = f"stop.wall_s: {self._wall_s:g} s of training are over"
+        reason = f"stop.wall_s: the limit of {self._wall_s:g} s of training is reached"
         return asyncio.get_running_loop().call_later(self._wall_s, self.request_stop, reason)
 
     def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
@@ -399,9 +403,9 @@ class Controller:
         return task
 
     def _check(self, task: asyncio.Task[None]) -> None:
-        """Carry an error no episode may have into the loop, where it ends the run."""
+        """Pass an unexpected error of a task to the loop, where it ends the run."""
         if self._stopped is not None and task is not self._loading:
-            return  # of an episode that was cancelled at the end
+            return  # an episode that was cancelled at the end
         if not task.cancelled() and (error := task.exception()) is not None:
             self._events.put_nowait(error)
 

@@ -1,13 +1,13 @@
-"""A curriculum: which tasks come how often, by how often they have been solved of late.
+"""A curriculum: how often each environment and task is drawn, from its recent success rate.
 
-    groups that end --> heed() --> [a batch is trained] --> turn() --> factors, tasks to pass over
+    groups that end --> heed() --> [a batch is trained] --> turn() --> factors, tasks to skip
                                                                            |
     next() <-- the environment that is furthest behind its weight x factor <-+
 
-Takes: a task source for each environment with its weight, and groups that have ended, those that
-are dropped for being equal too. Gives: an endless order of tasks. Never: changes anything between
-two batches, so that what comes does not hang on which group of a batch ended first; or forgets an
-environment (its factor has a floor).
+Takes: a task source with a weight for each environment, and groups that have ended, including
+groups that are dropped because their rewards are equal. Gives: an endless order of tasks. Never:
+changes the order between two batches, so the order does not depend on which group of a batch ended
+first; or excludes an environment (its factor has a floor).
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from rollart_core.scheduling.tasks import TaskSourceState
 from rollart_core.types import Group, Task, Trajectory
 
 MOST_SKIPPED = 100_000
-"""Tasks gone past in search of one that an earlier life of the run gave out."""
+"""Maximum number of tasks skipped in search of one that an earlier incarnation of the run drew."""
 
 
 class CurriculumTasks:
     """Implements :class:`rollart_core.scheduling.task_mix.Tasks`.
 
-    Strides as in :func:`rollart_core.scheduling.task_mix.turns`, of weights that change.
+    Uses stride scheduling as in :func:`rollart_core.scheduling.task_mix.turns`, with weights that
+    change.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class CurriculumTasks:
         self._requeued: deque[Task] = deque()
         self._position = 0
         self.num_passed_over = 0
-        """Tasks that were left out because they had been solved."""
+        """Number of tasks that were skipped because they had been solved."""
 
     # Tasks
 
@@ -64,11 +65,11 @@ class CurriculumTasks:
         return self._new()
 
     def requeue(self, task: Task) -> None:
-        """Put a task back, to come before all new ones."""
+        """Put a task back; it is returned before all new tasks."""
         self._requeued.append(task)
 
     def given(self, task: Task) -> None:
-        """Take note that a task was given out in an earlier life of the run, in its order."""
+        """Record, in order, that an earlier incarnation of the run drew this task."""
         if self._requeued and self._requeued[0] == task:
             self._requeued.popleft()
             return
@@ -77,7 +78,7 @@ class CurriculumTasks:
         self._draw(k, until=task)
 
     def state(self) -> TaskSourceState:
-        """Return where it stands."""
+        """Return the current position as plain values."""
         notes = {
             "places": list(self._places),
             "positions": [s.state().position for s in self._sources],
@@ -87,7 +88,7 @@ class CurriculumTasks:
         return TaskSourceState(self._position, tuple(self._requeued), notes)
 
     def restore(self, state: TaskSourceState) -> None:
-        """Go on from ``state``."""
+        """Continue from ``state``."""
         notes = state.notes
         self._position, self._requeued = state.position, deque(state.requeued)
         self._places = [float(place) for place in notes["places"]]
@@ -97,14 +98,14 @@ class CurriculumTasks:
         self._retired = [set(tasks) for tasks in notes["retired"]]
         self._pending.clear()
 
-    # What is learned from groups
+    # Feedback from groups
 
     def heed(self, group: Group) -> None:
-        """Take note of a group that has ended, whatever becomes of it."""
+        """Record a group that has ended, whether it is trained or dropped."""
         self._pending[group.group_id] = group
 
     def turn(self) -> None:
-        """Let what was heeded count from here on."""
+        """Apply all recorded groups to the factors and the tasks to skip."""
         for _, group in sorted(self._pending.items()):
             k = self._names.index(group.task.env_id)
             outcomes = [self._is_solved(t) for t in group.trajectories]
@@ -117,7 +118,7 @@ class CurriculumTasks:
         self._pending.clear()
 
     def factor(self, k: int) -> float:
-        """Return what the weight of an environment is multiplied by now."""
+        """Return the current factor of an environment's weight."""
         window, config = self._solved[k], self._config
         if len(window) < min(config.begin_after, config.window):
             return 1.0
@@ -125,7 +126,7 @@ class CurriculumTasks:
         return max(config.floor, 4 * p * (1 - p))
 
     def gauges(self) -> dict[str, float]:
-        """Return factors and solved shares by environment, as metrics."""
+        """Return factors and solved shares of each environment as metrics."""
         found = {"curriculum/passed_over": float(self.num_passed_over)}
         for k, name in enumerate(self._names):
             found[f"curriculum/{name}/factor"] = self.factor(k)
@@ -144,18 +145,18 @@ class CurriculumTasks:
         return self._draw(k)
 
     def _move_on(self, k: int) -> None:
-        """Move an environment on by one stride of its present weight."""
+        """Advance an environment by one stride of its current weight."""
         self._places[k] += 1 / (self._weights[k] * self.factor(k))
         self._position += 1
 
     def _draw(self, k: int, until: Task | None = None) -> Task:
-        """Return an environment's next task, without those that are passed over once."""
+        """Return an environment's next task; a retired task is skipped once."""
         for num_skipped in count():
             task = self._sources[k].next()
             if until is not None and task != until:
                 if num_skipped > MOST_SKIPPED:
                     raise ConfigError(
-                        f"the curriculum cannot go on: {until} is not among the next "
+                        f"the curriculum cannot continue: {until} is not among the next "
                         f"{MOST_SKIPPED} tasks of {self._names[k]}; has the environment changed?"
                     )
                 self._retired[k].discard(task.index)

@@ -1,7 +1,7 @@
-"""Held-out evaluation: success and score of the policy the engines hold now, with intervals.
+"""Held-out evaluation: success and score of the current policy, with confidence intervals.
 
 Takes: tasks and a way to run an episode. Gives: an :class:`EvaluationResult`. Never: trains, or
-counts a failed episode as unsuccessful (it is retried, then left out and counted as failed).
+counts a failed episode as unsuccessful (it is retried, then excluded and counted as failed).
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from rollart_core.store.estimates import (
 from rollart_core.types import Task, Ticket, Trajectory
 
 ClusterOf: TypeAlias = Callable[[Task], str | None]
-"""Says which cluster of its environment a task is in; None: in none."""
+"""Returns the name of the cluster of a task in its environment; None if it is in no cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """What the policy reached."""
+    """The results of one evaluation."""
 
     success: Estimate
     score: Estimate
     num_failed: int
-    """Episodes that failed in spite of retries; not part of the estimates."""
+    """Number of episodes that failed despite retries; not part of the estimates."""
     num_truncated: int
     mean_turns: float
     mean_loss_tokens: float
     scores: tuple[float, ...] = ()
-    """The mean of each task's attempts, in the order of the tasks; NaN where none came to an end.
+    """The mean score of each task's attempts, in the order of the tasks; NaN if no attempt ended.
     For paired comparisons."""
     successes: tuple[float, ...] = ()
-    """The same of success; NaN also where the environment never says it."""
+    """The same for success; NaN also if the environment never reports it."""
     clusters: tuple[object, ...] = ()
-    """The cluster of each of these tasks: the task itself where its environment has none."""
+    """The cluster of each of these tasks; the task itself if it is in no cluster."""
     by_env: Mapping[str, EvaluationResult] = field(default_factory=dict)
-    """Of each environment alone, where there are several."""
+    """The result of each environment, if there are several."""
 
     def as_dict(self) -> dict[str, object]:
-        """Return what a report shows."""
+        """Return the values that a report shows."""
         return {
             "success": self.success.as_dict(),
             "score": self.score.as_dict(),
@@ -70,17 +70,18 @@ async def evaluate(
     places: AbstractAsyncContextManager[object] | None = None,
     cluster_of: ClusterOf | None = None,
 ) -> EvaluationResult:
-    """Run one episode of every task and sum up.
+    """Run one episode of every task and summarise them.
 
     Args:
-        tasks: What to run.
+        tasks: The tasks to run.
         run: Executes one attempt.
         name: Part of the ticket ids, so that different evaluations draw different samples.
-        max_concurrent: Most episodes at once.
-        max_retries: Per task; replays after losses of infrastructure do not count.
-        places: Entered for each episode, in place of a limit of ``max_concurrent``; None: the limit
-            is all there is.
-        cluster_of: By what intervals are clustered; None: by task.
+        max_concurrent: Maximum number of concurrent episodes.
+        max_retries: Retries per task; replays after infrastructure failures do not count.
+        places: A context manager that each episode enters, instead of the limit ``max_concurrent``.
+            If None, the limit applies.
+        cluster_of: Returns the cluster of a task, for the intervals. If None, each task is its own
+            cluster.
     """
     gate = places or asyncio.Semaphore(max_concurrent)
 
@@ -107,9 +108,9 @@ def paired_gain(
     """Return the mean over tasks of after minus before, paired by task and clustered.
 
     Args:
-        before: Of some tasks.
-        after: Of the same ones, in the same order.
-        of: What is compared; a task without a value in either is left out.
+        before: The first evaluation.
+        after: The second evaluation, of the same tasks in the same order.
+        of: The values to compare. A task without a value in one of them is excluded.
     """
     pairs = enumerate(zip(getattr(before, of), getattr(after, of), strict=True))
     gains: dict[object, list[float]]
@@ -120,13 +121,14 @@ def paired_gain(
 def summarise(
     trajectories: Sequence[Trajectory], cluster_of: ClusterOf | None = None
 ) -> EvaluationResult:
-    """Sum up trajectories; failed ones only count as failed.
+    """Summarise trajectories; failed ones only count as failed.
 
-    Success is that of the environments that ever say it, as in a table of evaluations.
+    Success covers only the environments that report it, as in a table of evaluations.
 
     Args:
         trajectories: One attempt each.
-        cluster_of: By what intervals are clustered; None: by task.
+        cluster_of: Returns the cluster of a task, for the intervals. If None, each task is its own
+            cluster.
     """
     by_env: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
@@ -156,11 +158,11 @@ def summarise(
 
 
 def clusters_of(tasks: Iterable[Task], cluster_of: ClusterOf | None) -> Clusters:
-    """Return the cluster of each task that is in one; two environments share none.
+    """Return the cluster of each task that is in one; environments never share a cluster.
 
     Args:
-        tasks: Of any environments.
-        cluster_of: Says which; None: none is in one.
+        tasks: Tasks of any environments.
+        cluster_of: Returns the cluster of a task. If None, no task is in a cluster.
     """
     if cluster_of is None:
         return {}

@@ -1,7 +1,7 @@
-"""What the scheduler is told and what it answers: frozen events, actions and its policy.
+"""The events, the actions and the policy of the scheduler, as frozen records.
 
-Takes: nothing. Gives: the records between the controller and the pure scheduler. Never: holds
-behaviour; :mod:`rollart_core.scheduling.scheduler` does.
+Takes: nothing. Gives: the records between the controller and the pure scheduler. Never: contains
+behaviour; that is in :mod:`rollart_core.scheduling.scheduler`.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from typing import Literal, TypeAlias
 from rollart_core.types import Failure, FailureKind, Task, Ticket
 
 DropReason = Literal["too_small", "filtered", "equal", "too_stale", "stopped"]
-"""Why a whole group is not trained; ``equal``: all its rewards are; ``stopped``: the run ended
-before it could be."""
+"""Why a whole group is not trained. ``equal``: all its rewards are equal. ``stopped``: the run
+ended first."""
 
 StopKind = Literal["done", "requested", "failures", "guard"]
-"""``failures``: too many episodes failed; ``guard``: training went wrong too often."""
+"""``failures``: too many episodes failed. ``guard``: the guard tripped too often."""
 
 REDUNDANT = "redundant"
-"""Why a member is aborted when enough of its siblings have finished."""
+"""The reason of the abort of a member when enough of its siblings have finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulePolicy:
-    """The numbers a schedule obeys; see ``Rollout``, ``AsyncRun``, ``Failures`` of the config."""
+    """The limits of a schedule; see ``Rollout``, ``AsyncRun``, ``Failures`` of the config."""
 
     groups_per_batch: int
     group_size: int
     max_concurrent: int
     redundant: int = 0
-    """Members a group begins with beyond ``group_size``; the last to finish are aborted."""
+    """Extra members that a group begins with beyond ``group_size``; the slowest are aborted."""
     mode: Literal["sync", "async"] = "async"
     min_group_size: int = 1
     requeues_small: bool = False
-    """Whether the task of a group that is too small comes again, instead of the next one."""
+    """Whether the task of a group that is too small is put back, instead of the next task."""
     max_equal_groups: int | None = None
-    """So many groups in a row that are dropped for being ``equal`` end the run."""
+    """The run ends after this number of consecutive groups dropped as ``equal``."""
     max_staleness: int = 1
-    """In versions; ``mode="sync"`` reads it as 0."""
+    """In versions; 0 with ``mode="sync"``."""
     on_stale: Literal["wait", "drop"] = "wait"
     max_retries: int = 2
     max_failure_rate: float = 1.0
-    """Share of failed attempts among the last ``failure_window``; above it the run stops."""
+    """The run stops if more than this share of the last ``failure_window`` attempts failed."""
     failure_window: int = 64
     num_batches: int | None = None
-    """Trainer version at which the run is done; None: until told to stop."""
+    """Trainer version at which the run is done. If None, it runs until a stop is requested."""
     scored_together: frozenset[str] = frozenset()
-    """Environments whose reward sees a whole group."""
+    """Environments whose reward scores a whole group together."""
 
     def __post_init__(self) -> None:
         at_least_one = (
@@ -60,7 +60,7 @@ class SchedulePolicy:
         )
         not_negative = (self.max_staleness, self.max_retries, self.redundant)
         if min(at_least_one) < 1 or min(not_negative) < 0:
-            raise ValueError(f"a schedule needs positive sizes and bounds of 0 or more: {self}")
+            raise ValueError(f"a schedule needs sizes above 0 and bounds of at least 0: {self}")
         if self.min_group_size > self.group_size:
             raise ValueError(
                 f"min_group_size {self.min_group_size} is above group_size {self.group_size}; "
@@ -69,12 +69,12 @@ class SchedulePolicy:
 
     @property
     def num_members(self) -> int:
-        """Members that a group begins with."""
+        """The number of members that a group begins with."""
         return self.group_size + self.redundant
 
     @property
     def staleness_bound(self) -> int:
-        """Largest staleness a trained group may have, in versions."""
+        """The maximum staleness of a trained group, in versions."""
         return 0 if self.mode == "sync" else self.max_staleness
 
     @property
@@ -85,13 +85,13 @@ class SchedulePolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReturningGroup:
-    """A group of an earlier life of the run, open or rolled back: it comes again as itself."""
+    """A group of an earlier incarnation, open or rolled back, that runs again unchanged."""
 
     group_id: str
     ordinal: int
     task: Task
     attempts: tuple[int, ...] = ()
-    """By index: the next attempt of each member; 0 for those that are not in it."""
+    """The next attempt of each member, by index; 0 for members that are not in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,14 @@ class RunStarted:
 
     policy_version: int = 0
     next_ordinal: int = 0
-    """Number of the first group; above all numbers an earlier part of the run gave out."""
+    """Number of the first group; above all numbers that earlier incarnations used."""
     returning: tuple[ReturningGroup, ...] = ()
-    """Groups that come before any new one, in this order."""
+    """Groups that run before any new group, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodePlayed:
-    """An episode has come to its end and only waits for its score: its place is free."""
+    """An episode has ended and only waits for its score; its slot is free."""
 
     ticket_id: str
     attempt: int
@@ -140,14 +140,14 @@ class TicketExpired:
 
 @dataclass(frozen=True, slots=True)
 class GroupKept:
-    """The filter hook kept a complete group; only now may a batch take it."""
+    """The filter hook kept a complete group; a batch may take it from now on."""
 
     group_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFiltered:
-    """A complete group is not to be trained: the filter hook says so, or its rewards do."""
+    """A complete group is not trained, because of the filter hook or of its equal rewards."""
 
     group_id: str
     reason: Literal["filtered", "equal"] = "filtered"
@@ -155,7 +155,7 @@ class GroupFiltered:
 
 @dataclass(frozen=True, slots=True)
 class WeightsLoaded:
-    """All engines hold ``policy_version`` now."""
+    """All engines hold ``policy_version``."""
 
     policy_version: int
 
@@ -169,7 +169,7 @@ class BatchTrained:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody wants the run to end: Ctrl-C, the wall clock, the guard."""
+    """The end of the run is requested: by Ctrl-C, the wall clock or the guard."""
 
     reason: str
     kind: StopKind = "requested"
@@ -177,7 +177,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class PlacesLent:
-    """So many places of ``max_concurrent`` are not for training: a validation has them."""
+    """A validation uses this number of the ``max_concurrent`` slots; training has the others."""
 
     num_places: int
 
@@ -199,7 +199,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class StartEpisode:
-    """Run this attempt of the ticket on a fresh environment."""
+    """Run this attempt of the ticket in a new environment."""
 
     ticket: Ticket
     start_version: int
@@ -207,7 +207,7 @@ class StartEpisode:
 
 @dataclass(frozen=True, slots=True)
 class AbortEpisode:
-    """End a running episode; nothing it still says will be heard, and its place is free at once."""
+    """End a running episode; its late events are ignored, and its slot is free immediately."""
 
     ticket_id: str
     reason: str
@@ -215,7 +215,7 @@ class AbortEpisode:
 
 @dataclass(frozen=True, slots=True)
 class LoseTicket:
-    """The ticket has failed for good: it will never be trained."""
+    """The ticket has failed permanently: it will never be trained."""
 
     ticket_id: str
     reason: str
@@ -223,7 +223,7 @@ class LoseTicket:
 
 @dataclass(frozen=True, slots=True)
 class ScoreGroup:
-    """All members that are left have played and wait: score them together."""
+    """Score the remaining members together; all of them have ended and wait for their score."""
 
     group_id: str
     ticket_ids: tuple[str, ...]
@@ -231,19 +231,19 @@ class ScoreGroup:
 
 @dataclass(frozen=True, slots=True)
 class CompleteGroup:
-    """All members are settled and enough finished; answer with ``GroupKept`` or ``GroupFiltered``.
+    """All members are settled and enough finished; reply with ``GroupKept`` or ``GroupFiltered``.
 
-    The controller builds the Group and asks the filter hook; until it answers, no batch takes it.
+    The controller builds the Group and calls the filter hook. No batch takes it before the reply.
     """
 
     group_id: str
     lost: tuple[int, ...] = ()
-    """Indices of the members that failed for good, or were not needed."""
+    """Indices of the members that failed permanently or were not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """Train on these groups; the trainer holds ``policy_version``. Answer with ``BatchTrained``."""
+    """Train on these groups; the trainer holds ``policy_version``. Reply with ``BatchTrained``."""
 
     group_ids: tuple[str, ...]
     policy_version: int
@@ -251,17 +251,17 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class DropGroup:
-    """Forget a group. Its running episodes were aborted just before; the finished are untrained."""
+    """Delete a group. Its running episodes are already aborted; finished ones are not trained."""
 
     group_id: str
     reason: DropReason
     requeued: bool = False
-    """True when its task was put back and will come again as a fresh group."""
+    """True if its task was put back and will run again as a new group."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRun:
-    """The run is over; nothing follows."""
+    """The run is over; no action follows."""
 
     reason: str
     kind: StopKind
@@ -281,14 +281,14 @@ Action: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Where a schedule stands. Gauges speak of now, counters of the whole run."""
+    """The state of a schedule. Gauges are current values, counters cover the whole run."""
 
     policy_version: int
-    """Of the trainer."""
+    """Version of the trainer."""
     num_running: int
-    """Episodes that hold a place."""
+    """Episodes that hold a slot."""
     num_open_groups: int
-    """Running, or waiting for the filter's verdict."""
+    """Groups that run or wait for the result of the filter."""
     num_ready_groups: int
     dispatched: int
     """Attempts."""
@@ -303,7 +303,7 @@ class Snapshot:
     aborted: int
     """Tickets."""
     redundant: int
-    """Tickets that were not needed; the dispatched ones of them count as aborted too."""
+    """Tickets that were not needed; if dispatched, they also count as aborted."""
     trained: int
     """Tickets."""
     dropped: Mapping[DropReason, int]
@@ -311,7 +311,7 @@ class Snapshot:
     requeued: int
     """Tasks."""
     returned: int
-    """Groups of an earlier life that were admitted again."""
+    """Groups of an earlier incarnation of the run that were admitted again."""
     batches: int
     num_scoring: int = 0
     """Episodes that only wait for their score."""

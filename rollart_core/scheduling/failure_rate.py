@@ -1,7 +1,7 @@
-"""The last attempts: what share of them failed, and how; of all, and of each environment.
+"""The failure rate of the last attempts, over all environments and for each environment.
 
-Takes: one attempt at a time. Gives: a rate, and a reason a person can act on. Never: decides that
-a run stops; the scheduler does.
+Takes: one attempt at a time. Gives: a rate, and a reason that the user can act on. Never: decides
+that a run stops; the scheduler does.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from rollart_core.errors import first_line
 from rollart_core.types import Failure, FailureKind
 
 MAX_REPLAYS: Final = 16
-"""How often one task is replayed after losses of infrastructure."""
+"""The maximum number of replays of one task after infrastructure failures."""
 
 
 @dataclass(slots=True)
 class RetryBudget:
-    """How often one task has been attempted again, and why.
+    """Counts the retries and the replays of one task.
 
-    A replay after a loss of infrastructure does not use the budget of retries.
+    A replay after an infrastructure failure does not use the budget of retries.
     """
 
     num_retries: int = 0
     num_replays: int = 0
 
     def take(self, failure: Failure, max_retries: int) -> bool:
-        """Return whether the task may be attempted again after ``failure``, and count that."""
+        """Count a new attempt after ``failure``, and return whether it is allowed."""
         if failure.is_infrastructure:
             self.num_replays += 1
             return self.num_replays <= MAX_REPLAYS
@@ -37,10 +37,10 @@ class RetryBudget:
 
 
 class Attempts:
-    """The last attempts of a run, and those of each environment, so that none hides behind others.
+    """The last attempts of a run, and the last attempts of each environment.
 
-    Each environment has a window of its own: one that always fails is seen, however few of the
-    attempts are its own.
+    Each environment has its own window, so an environment that always fails is detected even if
+    only few attempts use it.
     """
 
     def __init__(self, size: int) -> None:
@@ -49,9 +49,9 @@ class Attempts:
         self._by_env: dict[str, AttemptWindow] = {}
 
     def add(self, env_id: str, failure: Failure | None) -> None:
-        """Add an attempt in an environment; None when it finished.
+        """Add an attempt in an environment; ``failure`` is None if it finished.
 
-        Cancelled attempts, and those that a loss of infrastructure ended, are left out.
+        Cancelled attempts and attempts that ended with an infrastructure failure are not counted.
         """
         if failure and (failure.is_infrastructure or failure.kind is FailureKind.CANCELLED):
             return
@@ -59,7 +59,7 @@ class Attempts:
         self._by_env.setdefault(env_id, AttemptWindow(self._size)).add(failure)
 
     def excess(self, limit: float) -> str | None:
-        """Say where more than ``limit`` of a full window failed, and how; None where nothing is."""
+        """Return which full window has a failure rate above ``limit``, and why; None if none."""
         one_of_several = self._by_env if len(self._by_env) > 1 else {}
         for env_id, window in one_of_several.items():
             if window.full and window.rate > limit:
@@ -70,7 +70,7 @@ class Attempts:
 
 
 class AttemptWindow:
-    """The last ``size`` attempts: how many failed, and how."""
+    """The last ``size`` attempts and their failures."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -78,7 +78,7 @@ class AttemptWindow:
         self._num_failed = 0
 
     def add(self, failure: Failure | None) -> None:
-        """Add an attempt; None when it finished."""
+        """Add an attempt; ``failure`` is None if it finished."""
         self._attempts.append((failure.kind, first_line(failure.message)) if failure else None)
         self._num_failed += failure is not None
         if len(self._attempts) > self._size:
@@ -86,16 +86,16 @@ class AttemptWindow:
 
     @property
     def full(self) -> bool:
-        """True once ``size`` attempts were seen."""
+        """True if the window holds ``size`` attempts."""
         return len(self._attempts) == self._size
 
     @property
     def rate(self) -> float:
-        """Share of them that failed."""
+        """The share of the attempts that failed."""
         return self._num_failed / len(self._attempts)
 
     def reason(self, limit: float, where: str = "") -> str:
-        """Say the rate and the most common failure."""
+        """Return a sentence with the rate and the most common failure."""
         failures = Counter(a for a in self._attempts if a is not None)
         (kind, message), n = failures.most_common(1)[0]
         return (

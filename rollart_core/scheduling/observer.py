@@ -1,6 +1,6 @@
-"""Who watches a run: the progress display of the command line, a test, or nobody.
+"""The observer of a run: the progress display of the command line, a test, or none.
 
-Takes: what happens. Gives: nothing. Never: changes the run.
+Takes: the progress of a run. Gives: nothing. Never: changes the run.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from typing import Protocol
 
 
 class RunObserver(Protocol):
-    """Watches a run."""
+    """Observes a run."""
 
     def phase(self, name: str, detail: str = "") -> None:
-        """A phase begins: ``set up``, ``warm start``, ``evaluate before``, ``train``, ..."""
+        """Handle the start of a phase: ``set up``, ``warm start``, ``evaluate before``, ..."""
 
     def progress(self, fraction: float | None, line: Mapping[str, float | str]) -> None:
-        """The phase got on; ``fraction`` is None when nobody knows how far."""
+        """Handle progress in the phase; ``fraction`` is None if the total is unknown."""
 
     def message(self, text: str) -> None:
-        """Something a person should read once."""
+        """Handle a message for the user."""
 
 
 class NobodyWatches:
     """An observer that ignores everything."""
 
     def phase(self, name: str, detail: str = "") -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def progress(self, fraction: float | None, line: Mapping[str, float | str]) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def message(self, text: str) -> None:
-        """Ignore it."""
+        """Do nothing."""

@@ -1,12 +1,12 @@
-"""The guard of one run: it judges batches as they are trained, and knows each time it tripped.
+"""The guard of one run: it judges trained batches and stores every trip.
 
     batch --> judge --> GuardTripped --> the journal: guard_tripped --> checkpoint, new version
                                               |
     a process that resumes the run <----------+
 
-Takes: batches, the events of a journal. Gives: :class:`GuardTripped`, and the version that a run
-goes on as. Never: writes, or loads a checkpoint. The journal records a trip before anything is
-undone, so that a run that is killed in between is undone when it goes on.
+Takes: batches, the events of a journal. Gives: :class:`GuardTripped`, and the version with which a
+run continues. Never: writes or loads a checkpoint. The journal records a trip before anything is
+rolled back. If the run is killed in between, the rollback happens when the run resumes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rollart_core.training.report import TrainStepReport
 from rollart_core.types import Group
 
 GUARD_TRIPPED = "guard_tripped"
-"""Kind of the event that says why training is undone, from which version on, and what follows."""
+"""Kind of the event that records a rollback: the reason, the versions and the consequences."""
 BEST_OVER_WITH_CURRICULUM = 64
-"""Batches for which a best counts in a run whose tasks become harder on purpose."""
+"""Number of batches for which a best value counts if a curriculum makes the tasks harder."""
 
 
 class GuardTripped(Exception):
-    """The batch that was just trained is to be undone."""
+    """The last trained batch must be rolled back."""
 
     def __init__(self, trip: Trip) -> None:
         super().__init__(trip.reason)
@@ -40,30 +40,30 @@ class GuardTripped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """One trip of the guard, and what the run did."""
+    """One trip of the guard and its consequences."""
 
     policy_version: int
-    """Of the trainer when it took the batch that tripped."""
+    """Version of the trainer when it took the batch that tripped the guard."""
     rule: str
     value: float | None
-    """None: it was not finite."""
+    """None if it was not finite."""
     limit: float | None
     since_version: int
     reason: str
     back_to: int
     """The version whose checkpoint was loaded."""
     as_version: int
-    """What these weights are called from now on: above every version used before."""
+    """The new version of these weights; above every version used before."""
     lr_factor: float
-    """Of the learning rate from now on: all trips together."""
+    """The new factor of the learning rate, over all trips."""
 
     @property
     def discards(self) -> tuple[int, int]:
-        """The versions that are undone: the first, and the one after the last."""
+        """The versions that are rolled back: the first, and the one after the last."""
         return self.back_to, self.as_version
 
     def payload(self) -> dict[str, Any]:
-        """Return it as the event's content."""
+        """Return the payload of the event."""
         return asdict(self)
 
 
@@ -71,10 +71,10 @@ class RunGuard:
     """Judges batches and counts trips.
 
     Args:
-        config: The section of the run config; None: nothing is judged, but trips of an earlier
-            process are known.
-        has_curriculum: Whether tasks become harder on purpose.
-        is_mixed: Whether there are several environments.
+        config: The section of the run config. If None, batches are not judged, but trips of an
+            earlier process still apply.
+        has_curriculum: Whether a curriculum makes the tasks harder.
+        is_mixed: Whether the run has several environments.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class RunGuard:
         self._guard = Guard(config, best_over=best_over, is_mixed=is_mixed) if config else None
         self._rollbacks: list[Rollback] = []
         self.lr_factor = 1.0
-        """What the learning rate is multiplied by."""
+        """The factor of the learning rate."""
 
     @property
     def is_on(self) -> bool:
@@ -94,27 +94,27 @@ class RunGuard:
 
     @property
     def last(self) -> Rollback | None:
-        """The last trip of the run, in whichever process."""
+        """The last trip of the run, in this process or an earlier one."""
         return self._rollbacks[-1] if self._rollbacks else None
 
     @property
     def window(self) -> int:
-        """Batches that must pass before a checkpoint counts as good; 0 when the guard is off."""
+        """Number of batches after which a checkpoint counts as good; 0 if the guard is off."""
         return self._config.window if self._config else 0
 
     @property
     def is_used_up(self) -> bool:
-        """Whether it has tripped more often than the run may go back."""
+        """Whether the guard has tripped more than ``max_rollbacks`` times."""
         return self._config is not None and len(self._rollbacks) > self._config.max_rollbacks
 
     def judge(
         self, groups: Sequence[Group], reports: Sequence[TrainStepReport], shared: Mapping[str, Any]
     ) -> None:
-        """Judge a batch that was just trained.
+        """Judge the last trained batch.
 
         Raises:
-            GuardTripped: When it is to be undone.
-            ConfigError: When success is to be watched and no environment says it.
+            GuardTripped: If the batch must be rolled back.
+            ConfigError: If success is watched and no environment reports it.
         """
         if self._guard is None or not reports:
             return
@@ -129,13 +129,13 @@ class RunGuard:
             raise GuardTripped(trip)
 
     def tripped(self, trip: Trip, version: int, back_to: int, as_version: int) -> Rollback:
-        """Take note of a trip.
+        """Store a trip.
 
         Args:
-            trip: Why.
-            version: Of the trainer when it took the batch.
-            back_to: Of the checkpoint to go on from.
-            as_version: What its weights are called from now on.
+            trip: The reason.
+            version: Version of the trainer when it took the batch.
+            back_to: Version of the checkpoint to continue from.
+            as_version: The new version of its weights.
         """
         assert self._config is not None
         stops = len(self._rollbacks) >= self._config.max_rollbacks
@@ -158,32 +158,32 @@ class RunGuard:
         """Read the trips of earlier processes from the events of the journal."""
         self._rollbacks = [Rollback(**json.loads(event.payload)) for event in events]
 
-    # What a checkpoint keeps
+    # State in a checkpoint
 
     def state(self) -> dict[str, Any]:
-        """Return what it knows of the batches so far, as plain JSON."""
+        """Return the statistics of the batches so far, as plain JSON."""
         return self._guard.state() if self._guard else {}
 
     def restore(self, state: Mapping[str, Any], lr_factor: float) -> None:
-        """Go on from a checkpoint; a trip since then has lowered the learning rate further.
+        """Continue from a checkpoint; the factor of a later trip replaces that of the checkpoint.
 
         Args:
-            state: What :meth:`state` returned.
-            lr_factor: Of the checkpoint.
+            state: The result of :meth:`state`.
+            lr_factor: The factor in the checkpoint.
         """
         self.lr_factor = self.last.lr_factor if self.last else lr_factor
         if self._guard is not None:
             self._guard.restore(state)
 
     def goes_on_as(self, version: int, newest_batch: int) -> int:
-        """Return what the weights of a checkpoint are called from now on.
+        """Return the version with which the weights of a checkpoint continue.
 
         Args:
-            version: Of the checkpoint.
-            newest_batch: The last version at which a batch was ever taken; -1: none.
+            version: Version of the checkpoint.
+            newest_batch: The last version at which a batch was taken; -1 if none was.
 
         Returns:
-            The same, unless it lies before a trip: then a version above all that were used.
+            The same version. If it is older than a trip: a version above all used versions.
         """
         if self.last is None or version >= self.last.as_version:
             return version
@@ -192,28 +192,28 @@ class RunGuard:
         return newest_batch + 2
 
     def is_undone(self, version: int) -> bool:
-        """Return whether the weights of a version were undone."""
+        """Return whether the weights of a version were rolled back."""
         return any(r.back_to < version < r.as_version for r in self._rollbacks)
 
     def used_up_reason(self) -> str:
-        """Say why the run ends."""
+        """Return why the run ends."""
         assert self._config is not None
         assert self.last is not None
         most = self._config.max_rollbacks
         return (
             f"guard.max_rollbacks ({most}) are used up, and the guard tripped again: "
             f"{self.last.reason}. The run ends with the weights of version {self.last.back_to}: "
-            "lower trainer.lr, or raise guard.max_rollbacks and go on with --resume"
+            "lower trainer.lr, or raise guard.max_rollbacks and continue with --resume"
         )
 
     def message(self) -> str:
-        """Say what happened, and what follows."""
+        """Return a message about the last trip and its consequences."""
         assert self.last is not None
         last = self.last
         text = (
             f"The guard tripped ({last.rule}) at version {last.policy_version}: {last.reason}. "
-            f"The run goes back to the checkpoint of version {last.back_to}, leaves out what was "
-            f"trained since, and goes on as version {last.as_version}"
+            f"The run goes back to the checkpoint of version {last.back_to}, discards the batches "
+            f"trained since then, and continues as version {last.as_version}"
         )
         if self.is_used_up or self._config is None:
             return f"{text}."
@@ -224,7 +224,7 @@ class RunGuard:
         )
 
     def report(self) -> dict[str, Any] | None:
-        """Return what ``report.json`` says of it; None when the guard is off and never tripped."""
+        """Return the guard's entry of ``report.json``; None if it is off and never tripped."""
         if self._config is None and not self._rollbacks:
             return None
         num_rollbacks = len(self._rollbacks)

@@ -1,4 +1,4 @@
-"""Which episode runs when, and what is trained: events in, actions out.
+"""The scheduler of episodes and batches: events in, actions out.
 
     RunStarted, WeightsLoaded ----+
     EpisodePlayed ----------------|                    +--> StartEpisode, AbortEpisode, LoseTicket
@@ -11,14 +11,15 @@
 Takes: one event at a time. Gives: the actions it unblocks. Never: does I/O, reads a clock or waits.
 
 How staleness stays bounded. Let ``n`` be the trainer version at which the next batch will be
-consumed (the present one, or one more while a batch trains), ``S`` the bound and ``G`` the groups
-of a batch. A group whose oldest member began at version ``w`` has the deadline ``w + S``: the last
-batch that may hold it. A schedule is feasible while, for every ``d``, at most ``G * (d - n + 1)``
-unconsumed groups have a deadline of ``d`` or less. Admission keeps that true (a new group has the
-largest deadline of all, so one inequality will do), and a batch is taken, earliest deadline first,
-only when it is true of what remains. So a trainer that waits never waits for nothing: once
-everything unconsumed is complete, the batch can be taken. With ``on_stale="drop"`` what would be
-infeasible after the batch is aborted instead of waited for.
+consumed (the current version, or one more while a batch trains), ``S`` the bound and ``G`` the
+number of groups per batch. A group whose oldest member began at version ``w`` has the deadline
+``w + S``: the last batch that may contain it. A schedule is feasible if, for every ``d``, at most
+``G * (d - n + 1)`` unconsumed groups have a deadline of ``d`` or less. Admission keeps the schedule
+feasible. A new group has the largest deadline of all, so one inequality is sufficient. A batch is
+taken, earliest deadline first, only if the remaining groups stay feasible. So a waiting trainer can
+always continue: once all unconsumed groups are complete, the batch can be taken. With
+``on_stale="drop"``, groups that would be infeasible after the batch are aborted, and the trainer
+does not wait for them.
 """
 
 from __future__ import annotations
@@ -64,18 +65,18 @@ from rollart_core.types import Failure, FailureKind, Task, Ticket
 
 
 class Tasks(Protocol):
-    """What the scheduler wants of a task source."""
+    """The interface of a task source that the scheduler uses."""
 
     def next(self) -> Task:
         """Return the next task."""
 
     def requeue(self, task: Task) -> None:
-        """Put a task back, to come first."""
+        """Put a task back; it is returned before all new tasks."""
 
 
 _State = Literal["queued", "running", "played", "scoring", "finished", "lost", "redundant"]
-"""``played``: it holds no place, and its group is to be scored once all have; ``scoring``: it holds
-none either, and its score has been asked for."""
+"""``played``: the episode ended and holds no slot; it is scored with its group once all members
+ended. ``scoring``: it holds no slot, and its score is requested."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,9 +87,9 @@ class _Member:
     group: _Group
     state: _State = "queued"
     version: int = -1
-    """Until it has finished: the version it began with; after that: its oldest."""
+    """The version it began with; after it has finished, its oldest version."""
     budget: RetryBudget = field(default_factory=RetryBudget)
-    """Of this life of the run: retries are counted anew."""
+    """The retries in this incarnation of the run; a resumed run counts again from 0."""
     last_failure: str = ""
     """Why the attempt before this one failed; empty for the first one."""
 
@@ -101,7 +102,7 @@ class _Group:
     ordinal: int
     task: Task
     deadline: int
-    """Last trainer version at which it may be consumed."""
+    """The last trainer version at which it may be consumed."""
     members: list[_Member] = field(default_factory=list)
     state: Literal["running", "judged", "ready"] = "running"
 
@@ -111,7 +112,7 @@ class _Group:
 
     @property
     def num_waiting(self) -> int:
-        """Members that have played and wait for their score."""
+        """The number of members that have ended and wait for their score."""
         return sum(m.state in _WAITING for m in self.members)
 
     @property
@@ -130,7 +131,7 @@ _LIVE = (*_EXECUTED, "finished")
 
 
 class Scheduler:
-    """The state of a schedule. O(groups_per_batch + max_staleness + group_size) an event."""
+    """The state of a schedule. Cost per event: O(groups_per_batch + max_staleness + group_size)."""
 
     def __init__(self, policy: SchedulePolicy, tasks: Tasks) -> None:
         self.policy = policy
@@ -157,14 +158,14 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Episodes that hold a place."""
+        """The number of episodes that hold a slot."""
         return self._num_running
 
     def handle(self, event: Event) -> list[Action]:
-        """Take one event and return what is to be done now, in order.
+        """Process one event and return the actions to execute, in order.
 
-        Late events (an older attempt, a ticket or group that is settled or unknown, anything after
-        ``StopRun``) are ignored.
+        Late events are ignored: events of an older attempt, of a settled or unknown ticket or
+        group, and all events after ``StopRun``.
         """
         if self._phase != "stopped":
             handler = cast("Callable[[Scheduler, Event], None]", _HANDLERS[type(event)])
@@ -274,8 +275,8 @@ class Scheduler:
         limit = self.policy.max_equal_groups
         if limit is not None and self._num_equal >= limit:
             self._begin_stop(
-                f"the rewards of {self._num_equal} groups in a row were all equal, so that none "
-                "teaches anything: make tasks easier or harder, warm the policy up, or raise "
+                f"the rewards of {self._num_equal} groups in a row were all equal, so these groups "
+                "give no gradient: make the tasks easier or harder, warm up the policy, or raise "
                 "rollout.max_equal_groups",
                 "failures",
             )
@@ -332,18 +333,18 @@ class Scheduler:
         return group.task.env_id in self.policy.scored_together
 
     def _has_scores(self, group: _Group) -> bool:
-        """Whether a group has been scored together; who fails after that cannot be, with them."""
+        """Return whether a group has been scored together; later members cannot be scored."""
         return self._scored_together(group) and group.num_finished > 0
 
     def _score_group(self, group: _Group) -> None:
-        """Have a group scored, once, when all members that it needs, or has left, wait for it."""
+        """Request the score of a group once all needed or remaining members wait for it."""
         if group.num_waiting >= self.policy.group_size:
             self._abort_rest(group, keep=_WAITING)
         if group.num_waiting < group.num_unsettled:
-            return  # members still play
+            return  # other members still run
         if group.num_finished + group.num_waiting < self.policy.min_group_size:
             self._drop(group, "too_small", requeue=self.policy.requeues_small)
-        elif all(m.state != "scoring" for m in group.members):  # else: how that ends decides
+        elif all(m.state != "scoring" for m in group.members):  # else: wait for those scores
             played = [m for m in group.members if m.state == "played"]
             for member in played:
                 member.state = "scoring"
@@ -351,7 +352,7 @@ class Scheduler:
             self._actions.append(ScoreGroup(group.group_id, ticket_ids))
 
     def _lose_unscored(self, group: _Group) -> None:
-        """Lose the members that failed and play again while their siblings got their scores."""
+        """Lose the members that failed and were retried while their siblings got scores."""
         for member in group.members:
             if member.state not in _UNSETTLED or member.state == "scoring":
                 continue
@@ -361,7 +362,7 @@ class Scheduler:
             self._lose(member, member.last_failure)
 
     def _abort_rest(self, group: _Group, *, keep: Container[str] = ()) -> None:
-        """Give up the members that are not needed: no failure, and nothing that is retried."""
+        """Abort the members that are not needed; they do not count as failed or retried."""
         for member in group.members:
             if member.state not in _UNSETTLED or member.state in keep:
                 continue
@@ -408,7 +409,7 @@ class Scheduler:
         if reason is not None:
             self._begin_stop(reason, "failures")
 
-    # What an event may unblock
+    # Actions that an event may unblock
 
     def _advance(self) -> None:
         if self._phase == "new":
@@ -426,7 +427,7 @@ class Scheduler:
 
     @property
     def _next_batch(self) -> int:
-        """Trainer version at which the next batch will be consumed."""
+        """The trainer version at which the next batch will be consumed."""
         return self._version + self._training
 
     def _take_batch(self) -> None:
@@ -445,16 +446,16 @@ class Scheduler:
         self._actions.append(TrainBatch(ids, self._version))
 
     def _drop_infeasible(self) -> None:
-        """Drop what no schedule can train in time.
+        """Drop the groups that no schedule can train in time.
 
-        After a batch was taken with ``on_stale="drop"`` these are the stragglers it did not wait
-        for. Otherwise there are none, unless an episode reports tokens older than its start.
+        After a batch with ``on_stale="drop"``, these are the stragglers that it did not wait for.
+        Otherwise there are none, unless an episode reports tokens older than its start.
         """
         size = self.policy.groups_per_batch
         while excess := first_excess(self._unconsumed.counts, size, self._next_batch):
             deadline, num_excess = excess
             late = [g for g in self._groups.values() if g.deadline <= deadline]
-            # The least is lost with groups that are not complete, the youngest of them first.
+            # Drop incomplete groups before complete ones, and the youngest first: least work lost.
             late.sort(key=lambda g: (g.state != "running", -g.ordinal))
             for group in late[:num_excess]:
                 self._drop(group, "too_stale", requeue=True)
@@ -486,7 +487,7 @@ class Scheduler:
         self._actions.append(StartEpisode(member.ticket, member.version))
 
     def _may_admit(self) -> bool:
-        """True while one more group, begun now, can be trained in time and within the run."""
+        """Return whether a group that begins now can be trained in time and within the run."""
         last = self._engine_version + self.policy.staleness_bound
         if self.policy.num_batches is not None:
             last = min(last, self.policy.num_batches - 1)
@@ -509,7 +510,7 @@ class Scheduler:
         self._unconsumed.add(deadline)
 
     def _new(self) -> ReturningGroup:
-        """Return a group that was never there before."""
+        """Return a new group."""
         ordinal = self._next_ordinal
         self._next_ordinal += 1
         return ReturningGroup(f"g{ordinal:07d}", ordinal, self._tasks.next())

@@ -1,7 +1,7 @@
-"""How many groups must be consumed by when, and whether that can be done.
+"""The deadlines of groups, and whether all of them can be met.
 
-Takes: deadlines, in policy versions. Gives: counts of them, and the first that cannot be met.
-Never: knows what a group is.
+Takes: deadlines, in policy versions. Gives: their counts, and the first deadline that cannot be
+met. Never: uses the groups themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 
 def first_excess(counts: Mapping[int, int], size: int, batch: int) -> tuple[int, int] | None:
-    """Return the first deadline that cannot be met from ``batch`` on, and by how many groups."""
+    """Return the first deadline that cannot be met from ``batch`` on, and the excess groups."""
     total = 0
     for deadline in sorted(counts):
         total += counts[deadline]
@@ -22,7 +22,7 @@ def first_excess(counts: Mapping[int, int], size: int, batch: int) -> tuple[int,
 
 
 class StalenessBound:
-    """How many groups have which deadline; at most ``max_staleness + 2`` different ones."""
+    """The number of groups per deadline; at most ``max_staleness + 2`` different deadlines."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
@@ -32,19 +32,19 @@ class StalenessBound:
         return self._total
 
     def add(self, deadline: int) -> None:
-        """Count one more group."""
+        """Add one group."""
         self.counts[deadline] += 1
         self._total += 1
 
     def remove(self, deadline: int) -> None:
-        """Count one group less."""
+        """Remove one group."""
         self._total -= 1
         self.counts[deadline] -= 1
         if not self.counts[deadline]:
             del self.counts[deadline]
 
     def move(self, old: int, new: int) -> None:
-        """Give one group another deadline."""
+        """Change the deadline of one group."""
         self.remove(old)
         self.add(new)
 
@@ -57,5 +57,5 @@ class StalenessBound:
         return taken
 
     def without(self, taken: Counter[int]) -> Counter[int]:
-        """Return the counts less ``taken``."""
+        """Return the counts minus ``taken``."""
         return self.counts - taken

@@ -1,11 +1,11 @@
 """Tasks of several environments, in proportion to their weights.
 
     position 0 1 2 3 4 5 ...
-    env      A A B A A B      weights 2 and 1: stride scheduling, begun at a seeded place
+    env      A A B A A B      weights 2 and 1: stride scheduling from a seeded offset
 
-Takes: a task source for each environment, and its weight. Gives: one endless order of tasks, the
-same for the same seed, and fixed held-out lists. Never: lets the share of an environment among the
-first n tasks leave its weight's by more than one task for each environment.
+Takes: a task source and a weight for each environment. Gives: one endless order of tasks, the same
+for the same seed, and fixed held-out lists. Never: lets the number of an environment's tasks among
+the first n differ from its weighted share by more than one task for each environment.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from rollart_core.types import Task
 
 
 class Tasks(Protocol):
-    """Where tasks come from: one split of one environment, or a mix."""
+    """A source of tasks: one split of one environment, or a mix."""
 
     def next(self) -> Task:
         """Return the next task; requeued ones come first."""
 
     def requeue(self, task: Task) -> None:
-        """Put a task back, to come before all new ones."""
+        """Put a task back; it is returned before all new tasks."""
 
     def given(self, task: Task) -> None:
-        """Take note that a task was given out in an earlier life of the run, in its order."""
+        """Record, in order, that an earlier incarnation of the run drew this task."""
 
     def state(self) -> TaskSourceState:
-        """Return where it stands."""
+        """Return the current position as plain values."""
 
     def restore(self, state: TaskSourceState) -> None:
-        """Go on from ``state``."""
+        """Continue from ``state``."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedSource:
-    """The tasks of one environment, and its share."""
+    """The tasks of one environment, and its weight."""
 
     source: TaskSource
     weight: float
 
 
 class TaskMix:
-    """Implements :class:`Tasks` over several sources."""
+    """A mix of several sources. Implements :class:`Tasks`."""
 
     def __init__(self, sources: Sequence[WeightedSource], seed: int) -> None:
         """Start at the first task.
@@ -73,19 +73,19 @@ class TaskMix:
         return self._sources[next(self._turns)].next()
 
     def requeue(self, task: Task) -> None:
-        """Put a task back, to come before all new ones."""
+        """Put a task back; it is returned before all new tasks."""
         self._requeued.append(task)
 
     def given(self, task: Task) -> None:
-        """Go past a task that was given out before; the order is always the same."""
+        """Skip a task that was drawn before; the order is always the same."""
         self.next()
 
     def state(self) -> TaskSourceState:
-        """Return where it stands."""
+        """Return the current position as plain values."""
         return TaskSourceState(self._position, tuple(self._requeued))
 
     def restore(self, state: TaskSourceState) -> None:
-        """Go on from ``state``; where each source stands follows from the position of the mix."""
+        """Continue from ``state``; the position of the mix determines that of each source."""
         self._turns = turns(self._weights, self._seed)
         given = [0] * len(self._sources)
         for which in islice(self._turns, state.position):
@@ -97,11 +97,11 @@ class TaskMix:
 
 
 def turns(weights: Sequence[float], seed: int) -> Iterator[int]:
-    """Yield whose turn it is, without end: index ``i`` in proportion to ``weights[i]``.
+    """Yield indices without end; index ``i`` occurs in proportion to ``weights[i]``.
 
-    Stride scheduling (Waldspurger and Weihl 1995, MIT/LCS/TM-528): a turn of ``i`` moves it on by
-    ``1 / weights[i]``, and the turn is that of who is furthest behind. Each begins at a seeded
-    place within its first stride.
+    Uses stride scheduling (Waldspurger and Weihl 1995, MIT/LCS/TM-528). A turn of ``i`` advances it
+    by ``1 / weights[i]``, and the index that is furthest behind has the next turn. Each index
+    begins at a seeded offset within its first stride.
     """
     places = beginnings(weights, seed)
     given = [0] * len(weights)
@@ -112,20 +112,20 @@ def turns(weights: Sequence[float], seed: int) -> Iterator[int]:
 
 
 def beginnings(weights: Sequence[float], seed: int) -> list[float]:
-    """Return where each begins: at a seeded place within its first stride."""
+    """Return the start of each index: a seeded offset within its first stride."""
     return [_fraction(f"mix/{seed}/{i}") / w for i, w in enumerate(weights)]
 
 
 def shares(weights: Sequence[float], n: int) -> list[int]:
-    """Return how many of ``n`` each weight stands for: at least 1, together ``n``.
+    """Divide ``n`` in proportion to the weights: each share is at least 1, the sum is ``n``.
 
-    Whole parts first, then one more for the largest remainders.
+    The shares are rounded down, then the largest remainders get one more.
 
     Raises:
-        ValueError: When ``n`` is less than there are weights.
+        ValueError: If ``n`` is less than the number of weights.
     """
     if n < len(weights):
-        raise ValueError(f"{n} cannot be shared out among {len(weights)}")
+        raise ValueError(f"{n} cannot be divided among {len(weights)}: each share is at least 1")
     spare, total = n - len(weights), sum(weights)
     exact = [w / total * n - 1 for w in weights]
     above = [max(0.0, e) for e in exact]
@@ -138,7 +138,7 @@ def shares(weights: Sequence[float], n: int) -> list[int]:
 
 
 def interleaved(lists: Sequence[Sequence[Task]], seed: int) -> list[Task]:
-    """Return all tasks of ``lists`` as one, so that every part of it has them in proportion."""
+    """Merge ``lists`` into one list; every section of it has each list's tasks in proportion."""
     rest = [deque(tasks) for tasks in lists if tasks]
     order = turns([len(tasks) for tasks in rest], seed)
     mixed: list[Task] = []
@@ -150,5 +150,5 @@ def interleaved(lists: Sequence[Sequence[Task]], seed: int) -> list[Task]:
 
 
 def _fraction(text: str) -> float:
-    """Return a number in [0, 1) that hangs on the text alone."""
+    """Return a number in [0, 1) that depends only on the text."""
     return int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "little") / 2**48

@@ -1,12 +1,12 @@
-"""Where tasks come from: an endless, seeded, shuffled order, fixed lists, validation holdouts.
+"""Task sources: an endless, seeded, shuffled order, fixed lists, and validation holdouts.
 
     tasks 0 1 2 3 4 5 6 7 ...                 a hash of each task, or of its cluster
-      --> held: 3 ...                         validation plays them
-      --> kept: 0 1 2 4 5 6 7 ...             training and the warm start have these
+      --> held: 3 ...                         validation uses these
+      --> kept: 0 1 2 4 5 6 7 ...             training and the warm start use these
 
 Tasks are held out of a split if the environment declares no validation split.
 
-Takes: an env id, a split, how many tasks it has and which of them are alike, a seed. Gives:
+Takes: an env id, a split, its number of tasks, the clusters of similar tasks, and a seed. Gives:
 :class:`Task` records, and two disjoint lists of a split's indices. Never: opens an environment. The
 same arguments give the same order on every machine and Python version; the holdout does not depend
 on the seed of the run, so that all seeds of an experiment validate on the same tasks.
@@ -28,27 +28,27 @@ from rollart_core.errors import ConfigError
 from rollart_core.types import Task
 
 TaskSeeds: TypeAlias = Literal["by_split", "by_index"]
-"""What the seed of a task is made from besides the seed of the run: its split and index, or its
+"""What the seed of a task depends on besides the seed of the run: its split and index, or its
 index alone, as in runs of earlier releases."""
 
 LARGEST_SHARE = 0.2
-"""Most tasks of a split that are not kept."""
+"""Maximum share of the tasks of a split that are held out."""
 LEAST_CLUSTERS = 0.1
-"""Least share of the clusters that validation tasks are of, so that they speak for the others."""
+"""Minimum share of the clusters that validation covers, so that it represents the others."""
 BLOCK = 10
-"""Of a split without end one task in so many is held out."""
+"""In a split without end, one task of each block of this size is held out."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSourceState:
-    """Where a task source stands; plain values, so that JSON holds it."""
+    """The position of a task source, as plain values for JSON."""
 
     position: int
-    """Tasks given out so far, requeued ones not counted again."""
+    """Number of tasks drawn so far; requeued tasks are not counted again."""
     requeued: tuple[Task, ...] = ()
-    """They come first, in this order."""
+    """Requeued tasks, which come first, in this order."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What else a curriculum knows."""
+    """Additional state of a curriculum."""
 
 
 class TaskSource:
@@ -69,14 +69,15 @@ class TaskSource:
         Args:
             env_id: The environment.
             split: The split.
-            num_tasks: How many tasks the split has; None: without end, in the order 0, 1, 2, ...
+            num_tasks: The number of tasks of the split. If None, it has no end, and the order is
+                0, 1, 2, ...
             seed: The seed of the run.
-            task_seeds: What the seeds of the tasks are made from.
-            index_of: Where some tasks of the split are left out: the index of the i-th of the
-                others, of which there are ``num_tasks``.
+            task_seeds: What the seeds of the tasks depend on.
+            index_of: If some tasks of the split are excluded, returns the index of the i-th of the
+                ``num_tasks`` others.
 
         Raises:
-            ValueError: When the split is empty.
+            ValueError: If the split is empty.
         """
         _check_not_empty(env_id, split, num_tasks)
         self._env_id = env_id
@@ -99,19 +100,19 @@ class TaskSource:
         return self._task(self._index_of(index))
 
     def requeue(self, task: Task) -> None:
-        """Put a task back, to come before all new ones."""
+        """Put a task back; it is returned before all new tasks."""
         self._requeued.append(task)
 
     def given(self, task: Task) -> None:
-        """Go past a task that was given out before; the order is always the same."""
+        """Skip a task that was drawn before; the order is always the same."""
         self.next()
 
     def state(self) -> TaskSourceState:
-        """Return where it stands."""
+        """Return the current position as plain values."""
         return TaskSourceState(self._position, tuple(self._requeued))
 
     def restore(self, state: TaskSourceState) -> None:
-        """Go on from ``state``."""
+        """Continue from ``state``."""
         self._position = state.position
         self._requeued = deque(state.requeued)
 
@@ -139,19 +140,19 @@ def held_out_tasks(
     task_seeds: TaskSeeds = "by_split",
     index_of: Callable[[int], int] | None = None,
 ) -> list[Task]:
-    """Return ``n`` tasks for evaluation: always the same, none twice until the split is used up.
+    """Return ``n`` tasks for evaluation, always the same; none repeats before all were used.
 
     Args:
         env_id: The environment.
         split: The split.
-        n: How many.
+        n: The number of tasks to return.
         seed: The seed of the run.
-        num_tasks: How many tasks the split has; None: without end.
-        task_seeds: What the seeds of the tasks are made from.
-        index_of: As of :class:`TaskSource`.
+        num_tasks: The number of tasks of the split. If None, it has no end.
+        task_seeds: What the seeds of the tasks depend on.
+        index_of: As in :class:`TaskSource`.
 
     Raises:
-        ValueError: When the split is empty.
+        ValueError: If the split is empty.
     """
     _check_not_empty(env_id, split, num_tasks)
     numbers = count() if num_tasks is None else _cycle(num_tasks, seed, split)
@@ -164,15 +165,15 @@ def held_out_tasks(
 def task_seed(seed: int, split: str, index: int, task_seeds: TaskSeeds = "by_split") -> int:
     """Return the 31-bit seed of a task, a function of the run's seed, the split and the index.
 
-    An environment that draws its tasks from this seed alone has other tasks in each split. (Two of
-    them have the same seed by chance with a probability of 1 in 2**31.)
+    An environment that draws its tasks only from this seed has different tasks in each split. (Two
+    tasks have the same seed by chance with a probability of 1 in 2**31.)
 
     Args:
         seed: The seed of the run.
         split: The split.
         index: The task's index within the split.
-        task_seeds: ``by_index`` leaves out the split, as earlier releases did: then task ``i`` has
-            one seed in all splits.
+        task_seeds: ``by_index`` ignores the split, as earlier releases did: task ``i`` then has the
+            same seed in all splits.
     """
     path = f"{split}/{index}" if task_seeds == "by_split" else f"{index}"
     return _digest(f"task/{seed}/{path}") & 0x7FFF_FFFF
@@ -186,7 +187,7 @@ def _cycle(num_tasks: int, seed: int, split: str) -> Iterator[int]:
 
 
 def _permutation(n: int, seed: int, split: str, epoch: int) -> list[int]:
-    # Sorting by keys from PCG64's raw words does not hang on how any shuffle is implemented.
+    # Sorting by keys from PCG64's raw words does not depend on the implementation of a shuffle.
     words = np.random.PCG64(_digest(f"order/{seed}/{split}/{epoch}")).random_raw(n)
     return [int(i) for i in np.argsort(words, kind="stable")]
 
@@ -206,33 +207,34 @@ def _check_not_empty(env_id: str, split: str, num_tasks: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Holdout:
-    """The two lists; each is a function from 0, 1, 2, ... to an index of the split."""
+    """The held-out and the kept tasks; each maps 0, 1, 2, ... to an index of the split."""
 
     num_held: int | None
-    """How many tasks are held out; None: without end."""
+    """Number of held-out tasks; None if the split has no end."""
     num_kept: int | None
-    """How many others there are, without those that are alike; None: without end."""
+    """Number of kept tasks, without those in held-out clusters; None if the split has no end."""
     held: Callable[[int], int]
-    """The index of the i-th task that is held out."""
+    """Returns the index of the i-th held-out task."""
     kept: Callable[[int], int]
-    """The index of the i-th task that is kept."""
+    """Returns the index of the i-th kept task."""
 
 
 def hold_out(
     env_id: str, split: str, num_tasks: int | None, wanted: int, clusters: Sequence[str] | None
 ) -> Holdout:
-    """Choose the tasks of a split that are held out.
+    """Choose the held-out tasks of a split.
 
     Args:
         env_id: The environment's id.
         split: The split.
-        num_tasks: How many tasks it has; None: without end.
-        wanted: How many to hold out; there are fewer where that would take more than
+        num_tasks: The number of tasks of the split. If None, it has no end.
+        wanted: The number of tasks to hold out. Fewer are held out if this would exceed
             ``LARGEST_SHARE`` of the split.
-        clusters: A name for each task, the same for those that are alike. None: each is alone.
+        clusters: The cluster name of each task; similar tasks have the same name. If None, each
+            task is its own cluster.
 
     Raises:
-        ConfigError: When nothing can be held out.
+        ConfigError: If no task can be held out.
     """
     name = f"{env_id}/{split}"
     if num_tasks is None:
@@ -244,8 +246,8 @@ def hold_out(
     if len(members) < 2:
         what = f"{num_tasks} task(s)" if clusters is None else f"{len(members)} cluster(s) of tasks"
         raise ConfigError(
-            f"evaluation.every_batches: split {split!r} of {env_id} has {what}, and validation "
-            "tasks cannot be taken out of it: name another evaluation.validation_split"
+            f"evaluation.every_batches: split {split!r} of {env_id} has {what}; validation tasks "
+            "cannot be held out of it: name another evaluation.validation_split"
         )
     chosen = _chosen(name, members, wanted)
     left_out = {index for cluster in chosen for index in members[cluster]}
@@ -255,7 +257,7 @@ def hold_out(
 
 
 def _chosen(name: str, members: Mapping[str, Sequence[int]], wanted: int) -> list[str]:
-    """Return clusters, in the order of their hashes, until they and their tasks are enough."""
+    """Return clusters in the order of their hashes, until clusters and tasks are sufficient."""
     limit = int(LARGEST_SHARE * sum(map(len, members.values())))
     least = min(wanted, ceil(LEAST_CLUSTERS * len(members)))
     chosen: list[str] = []
@@ -277,7 +279,7 @@ def _one_of_each(clusters: Iterable[Sequence[int]]) -> Iterator[int]:
 
 
 def _without_end(name: str) -> Holdout:
-    """Hold out one task of each block, at a place that the hash of the block chooses."""
+    """Hold out one task of each block; the hash of the block chooses its offset."""
 
     def held(i: int) -> int:
         return i * BLOCK + _split_digest(f"{name}/{i}") % BLOCK

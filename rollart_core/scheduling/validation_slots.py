@@ -1,8 +1,7 @@
-"""Places of episodes that training lends to a validation, out of ``rollout.max_concurrent``.
+"""Episode slots that training lends to a validation, out of ``rollout.max_concurrent``.
 
-Takes: how many episodes of training hold a place now. Gives: a gate that an episode of the
-validation waits at. Never: lets training and validation together have more episodes at once than
-the limit.
+Takes: the number of training episodes that hold a slot. Gives: a gate that limits the episodes of
+the validation. Never: lets training and validation together exceed the limit.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ class LentPlaces:
     """An async context manager; a validation enters it once for each episode."""
 
     def __init__(self, most: int, num_running: Callable[[], int], lend: Callable[[int], None]):
-        """Lend nothing yet.
+        """Create the gate; no slots are lent yet.
 
         Args:
             most: ``rollout.max_concurrent``.
-            num_running: Counts the episodes of training that hold a place.
-            lend: Says how many places training has to leave.
+            num_running: Returns the number of training episodes that hold a slot.
+            lend: Called with the number of slots that training must leave free.
         """
         self._most = most
         self._num_running = num_running
@@ -31,21 +30,21 @@ class LentPlaces:
         self._changed = asyncio.Event()
 
     def begin(self, num_episodes: int) -> None:
-        """Ask for the places of a validation with so many episodes."""
+        """Request slots for a validation with this number of episodes."""
         self._num_left = num_episodes
         self._ask()
 
     def end(self) -> None:
-        """Give all of them back."""
+        """Return all slots."""
         self._num_left = 0
         self._ask()
 
     def look(self) -> None:
-        """Training may have fewer episodes now."""
+        """Check for free slots again; call it when training may have fewer episodes."""
         self._changed.set()
 
     async def __aenter__(self) -> None:
-        """Wait for a place."""
+        """Wait for a slot."""
         while self._num_running() + self._num_taken >= self._most:
             self._changed.clear()
             await self._changed.wait()
@@ -57,7 +56,7 @@ class LentPlaces:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give the place back."""
+        """Return the slot."""
         self._num_taken -= 1
         self._num_left -= 1
         self._ask()

@@ -1,10 +1,10 @@
-"""The validations of a run: which is the best, whether the last one fell, and whether to stop.
+"""The validations of a run: the best one, a drop of the last one, and early stopping.
 
     Validations.add(policy_version, result) --> best, last, fell(), stop_reason()
 
-Takes: the results of validations, in the order of their policy versions. Gives: what follows from
-them. Never: runs an episode, or reads a clock; a validation that measured nothing (each of its
-episodes failed) is never the best one, and ends a row.
+Takes: the results of validations, in the order of their policy versions. Gives: the decisions that
+depend on them. Never: runs an episode, or reads a clock. A validation without a result (all its
+episodes failed) is never the best one.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ SCORE: ValidationMetric = "validation/score"
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What the weights of one policy version reached."""
+    """The validation of one policy version."""
 
     policy_version: int
     success: Estimate
     score: Estimate
     num_failed: int = 0
-    """Episodes that failed in spite of retries."""
+    """Number of episodes that failed despite retries."""
     is_best: bool = False
-    """Whether it was the best one when it was made."""
+    """Whether it was the best one at its time."""
 
     @property
     def num_episodes(self) -> int:
-        """Episodes that came to an end."""
+        """Number of episodes that ended without a failure."""
         return self.score.n
 
     def of(self, metric: ValidationMetric) -> Estimate:
-        """Return one of its metrics."""
+        """Return the estimate of a metric."""
         return self.success if metric == SUCCESS else self.score
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON: the means, their intervals, and the counts; null for no number."""
+        """Return plain JSON: means, intervals and counts; values that are not finite are null."""
         return {
             "policy_version": self.policy_version,
             **_flat("success", self.success),
@@ -60,7 +60,7 @@ class Validation:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Validation:
-        """Return what :meth:`as_dict` was made of."""
+        """Return the validation from the result of :meth:`as_dict`."""
         return cls(
             policy_version=int(content["policy_version"]),
             success=_estimate("success", content, "num_with_success", "num_clusters_with_success"),
@@ -71,14 +71,14 @@ class Validation:
 
 
 class Validations:
-    """See the module."""
+    """The validations of a run; see the module."""
 
     def __init__(self, metric: ValidationMetric | None, when: StopWhen | None) -> None:
-        """Begin without any.
+        """Create an empty list of validations.
 
         Args:
-            metric: ``checkpoint.keep_best``: by what the best one is chosen. None: by the metric of
-                ``when``, or by success where an environment says it, else by the score.
+            metric: ``checkpoint.keep_best``, the metric of the best validation. If None: the metric
+                of ``when``, or success if an environment reports it, else the score.
             when: ``stop.when``.
         """
         self._metric = metric or (when.metric if when else None)
@@ -89,26 +89,26 @@ class Validations:
 
     @property
     def all(self) -> Sequence[Validation]:
-        """All that stand, in their order."""
+        """All current validations, in order."""
         return tuple(self._all)
 
     @property
     def metric(self) -> ValidationMetric:
-        """By what the best one is chosen."""
+        """The metric that determines the best validation."""
         if self._metric is not None:
             return self._metric
         return SUCCESS if any(v.success.n for v in self._all) else SCORE
 
     @property
     def best(self) -> Validation | None:
-        """The best one; of equal ones the latest, which was trained longer."""
+        """The best validation; of equal ones the latest, which was trained longer."""
         left = (v for v in self._all if v.policy_version not in self._left_out)
         measured = [v for v in left if not math.isnan(self._value(v))]
         return max(measured, key=lambda v: (self._value(v), v.policy_version), default=None)
 
     @property
     def last(self) -> Validation | None:
-        """The last one."""
+        """The last validation."""
         return self._all[-1] if self._all else None
 
     def has(self, policy_version: int) -> bool:
@@ -116,10 +116,10 @@ class Validations:
         return any(v.policy_version == policy_version for v in self._all)
 
     def add(self, policy_version: int, result: EvaluationResult) -> Validation:
-        """Take the next one.
+        """Add the next validation.
 
         Raises:
-            ConfigError: When the run follows a metric that none of its environments has.
+            ConfigError: If the run uses a metric that none of its environments reports.
         """
         self._check(result)
         made = Validation(policy_version, result.success, result.score, result.num_failed)
@@ -128,21 +128,22 @@ class Validations:
         return made
 
     def leave_out(self, policy_version: int) -> None:
-        """Never take a version for the best one again: its weights are gone."""
+        """Exclude a version from the best ones, because its weights are deleted."""
         self._left_out.add(policy_version)
 
     def go_back(self, policy_version: int, known: Iterable[Validation] = ()) -> None:
-        """Leave only those up to a version, and add ``known`` ones, which an earlier process made.
+        """Keep only validations up to a version; add ``known`` ones of an earlier process.
 
         Args:
-            policy_version: Of the checkpoint that the run goes on from.
-            known: In any order; a later one of the same version replaces an earlier one.
+            policy_version: Version of the checkpoint that the run continues from.
+            known: Validations in any order. A later one of the same version replaces an earlier
+                one.
         """
         by_version = {v.policy_version: v for v in (*self._all, *known)}
         self._all = [by_version[v] for v in sorted(by_version) if v <= policy_version]
 
     def stop_reason(self) -> str | None:
-        """Return in words why training ends, by ``stop.when``; None: it goes on."""
+        """Return why training ends according to ``stop.when``; None if it continues."""
         when = self._when
         if when is None or len(self._all) < when.patience:
             return None
@@ -167,7 +168,7 @@ class Validations:
         )
 
     def fell(self) -> str | None:
-        """Say by how much the last validation fell below the best, if by more than its interval."""
+        """Return a message if the last validation fell below the best by more than its interval."""
         best, last = self.best, self.last
         if best is None or last is None or not last.of(self.metric).high < self._value(best):
             return None
@@ -179,7 +180,7 @@ class Validations:
         )
 
     def point(self, validation: Validation | None) -> dict[str, Any] | None:
-        """Return version, metric and value of a validation, as a report has them."""
+        """Return the version, metric and value of a validation for a report."""
         if validation is None:
             return None
         value, low, high = _flat("value", validation.of(self.metric)).values()
@@ -194,15 +195,15 @@ class Validations:
         if SUCCESS in wanted and result.score.n and not result.success.n:
             key = self._key if self._metric == SUCCESS else "stop.when.metric"
             raise ConfigError(
-                f"{key}: validation/success: no environment of this run says whether an episode "
-                'succeeded (info["success"]); use validation/score'
+                f"{key}: validation/success: no environment of this run reports whether an episode "
+                'succeeded (info["success"]): use validation/score'
             )
 
 
 def spelled(validation: Validation) -> str:
-    """Return a validation as a line for a person."""
+    """Return a validation as one line of text."""
     if not validation.num_episodes:
-        return f"none of {validation.num_failed} episodes came to an end"
+        return f"all {validation.num_failed} episodes failed"
     parts = []
     if validation.success.n:
         parts.append(f"success {_with_interval(SUCCESS, validation.success)}")

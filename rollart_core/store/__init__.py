@@ -1,1 +1,1 @@
-"""What a run writes and reads again: journal, trajectories, checkpoints."""
+"""The files that a run writes and reads: journal, trajectories, checkpoints."""

@@ -1,7 +1,7 @@
-"""The journal's account of every ticket: trained once, retried, rolled back, dropped, or lost; why.
+"""The audit of a run: the state of every ticket according to the journal, and the reason.
 
 Takes: a run directory. Gives: an :class:`AuditReport`. Never: trusts the scheduler's own counters;
-staleness and lineage are worked out again from the recorded versions and attempts.
+staleness and lineage are computed again from the recorded versions and attempts.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Attempt = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class LengthBias:
-    """Mean lengths of what was dispatched, of what finished, and of what was trained.
+    """Mean lengths of the dispatched, the finished and the trained tickets.
 
-    All equal when nothing is lost. Of a ticket that was cut off (aborted, failed) the longest
-    attempt counts, as far as it came: the dispatched means are lower bounds then.
+    They are equal if no ticket is lost. For a ticket that was aborted or failed, the recorded
+    length of its longest attempt counts, so the dispatched means are lower bounds.
     """
 
     dispatched_tokens_mean: float
@@ -45,65 +45,65 @@ class LengthBias:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What became of a run's tickets."""
+    """The result of an audit: the states of a run's tickets."""
 
     run_dir: str
     ended: str | None
-    """Why the run ended; None when it did not, or was killed."""
+    """Why the run ended; None if it did not end, or was killed."""
     num_tickets: int
     trained: int
-    """In the lineage of the newest weights."""
+    """Tickets in the lineage of the newest weights."""
     retried: int
-    """Tickets of which an attempt failed and another followed."""
+    """Tickets with a failed attempt and another one after it."""
     rolled_back: int
-    """Tickets that were trained in a batch that was undone; by now they may be trained again."""
+    """Tickets that were trained in a batch that was rolled back; they may be trained again."""
     lost: Mapping[str, int]
     """Kind of the last failure -> tickets."""
     dropped: Mapping[str, int]
     """Reason -> tickets that finished, or waited for a retry, in a group that was not trained."""
     discarded_by_guard: int
-    """Tickets that were trained in a batch that the guard undid; they are not trained again."""
+    """Tickets trained in a batch that the guard rolled back; they are not trained again."""
     aborted: Mapping[str, int]
     """Reason -> tickets; ``redundant``: enough of its siblings had finished."""
     open: int
-    """Tickets whose fate is not known yet: the run is going on, or was cut off."""
+    """Tickets without a final state: the run is in progress, or was killed."""
     attempts: int
-    """Dispatched."""
+    """Dispatched attempts."""
     unrecorded: int
-    """Attempts of which nothing came back: still running, or cut off by a kill."""
+    """Attempts without a trajectory: still running, or ended by a kill."""
     failures: Mapping[str, int]
     """Kind -> attempts."""
     batches: int
     batches_rolled_back: int
     guard: tuple[str, ...]
-    """Each trip of the guard: when, and why."""
+    """Each trip of the guard: its version and reason."""
     went_back: tuple[str, ...]
-    """Each time the run went back to a checkpoint: to which version, and why."""
+    """Each return of the run to a checkpoint: its version and reason."""
     staleness_bound: int
     max_staleness: int | None
-    """Largest found in any batch; None without one."""
+    """The largest staleness in any batch; None if there is no batch."""
     staleness: Mapping[int, int]
     """Versions -> trained trajectories."""
     length_bias: LengthBias
     violations: tuple[str, ...] = field(default=())
-    """Broken promises, one sentence each; none in a sound run."""
+    """Violated guarantees, one sentence each; empty in a correct run."""
 
     @property
     def ok(self) -> bool:
-        """True when no promise was broken."""
+        """True if no guarantee is violated."""
         return not self.violations
 
     def as_dict(self) -> dict[str, object]:
-        """Return it as plain JSON."""
+        """Return the report as plain JSON."""
         staleness = {str(k): v for k, v in self.staleness.items()}
         return {"ok": self.ok, **asdict(self), "staleness": staleness}
 
 
 def audit(run_dir: Path) -> AuditReport:
-    """Account for every ticket of a run, ended or not.
+    """Audit every ticket of a run, ended or not.
 
     Raises:
-        JournalError: When ``run_dir`` holds no journal.
+        JournalError: If ``run_dir`` contains no journal.
     """
     with JournalReader(run_dir) as reader:
         return _audited(run_dir, reader)
@@ -168,14 +168,14 @@ def _audited(run_dir: Path, reader: JournalReader) -> AuditReport:
 
 
 def staleness_bound(config: Mapping[str, object]) -> int:
-    """Return the bound a resolved run config promises, in versions."""
+    """Return the staleness bound of a resolved run config, in versions."""
     if config.get("mode") == "sync":
         return 0
     return int(str(config.get("max_staleness", 1)))
 
 
 def _incarnations(reader: JournalReader) -> tuple[tuple[str, ...], str | None]:
-    """Return each going back, and the reason of the last end that nothing followed."""
+    """Return each rollback, and the reason of the end of the run; None if it continued."""
     back = reader.events(kind=ROLLED_BACK)
     stops = reader.events(kind="StopRun", after_seq=max((e.seq for e in back), default=0))
     with reader.decoding():
@@ -194,7 +194,7 @@ def _members(batches: Iterable[BatchRow]) -> Iterator[Attempt]:
 def _staleness(
     batches: Iterable[BatchRow], finished: Mapping[Attempt, AttemptRow]
 ) -> list[tuple[str, int]]:
-    """Return ticket and staleness of all that was ever trained on."""
+    """Return ticket and staleness of every trained trajectory."""
     return [
         (member[0], b.batch - finished[member].oldest_version)
         for b in batches
@@ -208,7 +208,7 @@ def _too_stale(staleness: Iterable[tuple[str, int]], bound: int) -> list[str]:
 
 
 def _skipped(reader: JournalReader) -> set[int]:
-    """Return the versions that no batch of the newest weights has: the guard went past them."""
+    """Return the versions without a batch of the newest weights: the guard skipped them."""
     found: set[int] = set()
     for event in reader.events(kind=ROLLED_BACK):
         first = event.policy_version or 0
@@ -219,18 +219,18 @@ def _skipped(reader: JournalReader) -> set[int]:
 
 
 def _wrong_batches(live: Sequence[BatchRow], skipped: Container[int]) -> list[str]:
-    """Every version comes of one batch, and none is left out but those the guard went past."""
+    """Check that every version has exactly one batch, except those that the guard skipped."""
     times = Counter(b.batch for b in live)
     found = [f"batch {b} was trained {n} times" for b, n in sorted(times.items()) if n > 1]
-    found += [f"batch {b} was trained, and is undone" for b in times if b in skipped]
+    found += [f"batch {b} was trained, but is rolled back" for b in times if b in skipped]
     wanted = (b for b in range(max(times, default=0)) if b not in skipped)
     return found + [f"batch {b} is missing" for b in wanted if b not in times]
 
 
 def _wrongly_discarded(tickets: Iterable[TicketRow], trips: Sequence[Rollback]) -> list[str]:
-    """Only what was trained since the checkpoint of a trip is discarded."""
+    """Check that only tickets trained since the checkpoint of a trip are discarded."""
     return [
-        f"{t.ticket_id} is discarded_by_guard, and was in no batch that the guard undid"
+        f"{t.ticket_id} is discarded_by_guard, but was in no batch that the guard rolled back"
         for t in tickets
         if t.state == "discarded_by_guard"
         and not any(trip.back_to <= (t.batch or 0) < trip.as_version for trip in trips)
@@ -247,18 +247,18 @@ def _wrongly_trained(
     for ticket_id, attempt in dict.fromkeys(_members(live)):
         ticket = tickets.get(ticket_id)
         if ticket is None:
-            problems.append(f"{ticket_id} was trained and never dispatched")
+            problems.append(f"{ticket_id} was trained but never dispatched")
         elif ticket.state not in ("training", "trained"):
-            problems.append(f"{ticket_id} was trained and is also {ticket.state}: {ticket.reason}")
+            problems.append(f"{ticket_id} was trained but is also {ticket.state}: {ticket.reason}")
         if (ticket_id, attempt) not in finished:
-            problems.append(f"{ticket_id} was trained and has no finished trajectory")
+            problems.append(f"{ticket_id} was trained but has no finished trajectory")
     return problems
 
 
 def _out_of_lineage(live: Sequence[BatchRow], finished: Mapping[Attempt, AttemptRow]) -> list[str]:
-    """What weights of a lost life generated may not be trained in a later one."""
+    """Check that no incarnation trains on trajectories of an earlier one."""
     return [
-        f"{member[0]} was trained on what versions generated that had been undone"
+        f"{member[0]} was trained on a trajectory of versions that were rolled back before"
         for b in live
         for member in _members([b])
         if member in finished and finished[member].life != b.life
@@ -267,7 +267,7 @@ def _out_of_lineage(live: Sequence[BatchRow], finished: Mapping[Attempt, Attempt
 
 def _never_dispatched(rows: Iterable[AttemptRow], tickets: Container[str]) -> list[str]:
     unknown = dict.fromkeys(r.ticket_id for r in rows if r.ticket_id not in tickets)
-    return [f"{t} has a trajectory and was never dispatched" for t in unknown]
+    return [f"{t} has a trajectory but was never dispatched" for t in unknown]
 
 
 def _unaccounted(
@@ -275,13 +275,13 @@ def _unaccounted(
 ) -> list[str]:
     in_batch = {t for b in live for t in b.ticket_ids}
     problems = [
-        f"{t.ticket_id} counts as trained and is in no batch"
+        f"{t.ticket_id} counts as trained but is in no batch"
         for t in tickets
         if t.state == "trained" and t.ticket_id not in in_batch
     ]
     if has_ended:
         problems += [
-            f"{t.ticket_id} is unaccounted for: the run has ended and it is still {t.state}"
+            f"{t.ticket_id} has no final state: the run has ended, but it is still {t.state}"
             for t in tickets
             if t.state in OPEN_STATES
         ]
@@ -294,11 +294,11 @@ def _missing_groups(tickets: Iterable[TicketRow]) -> list[str]:
     if not missing:
         return []
     which = ", ".join(f"g{i:07d}" for i in missing[:3]) + (", ..." if len(missing) > 3 else "")
-    return [f"{len(missing)} groups were begun and are not in the journal: {which}"]
+    return [f"{len(missing)} groups were started but are not in the journal: {which}"]
 
 
 def _lost(tickets: Iterable[TicketRow]) -> dict[str, int]:
-    # A reason reads "kind: message", and messages may be as many as tickets.
+    # A reason has the form "kind: message", and every ticket may have a different message.
     kinds = Counter(t.reason.partition(":")[0] for t in tickets if t.state == "lost")
     return dict(kinds.most_common())
 

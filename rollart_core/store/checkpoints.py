@@ -1,13 +1,12 @@
-"""The checkpoints of a run: written when whole, found again, and set aside when they are not.
+"""The checkpoints of a run: written, found, loaded, and renamed if they cannot be loaded.
 
-    checkpoints/v000020/   weights and optimizer, by the trainer; then, last, run_state.json
-                           with the size and the edges' checksum of every file beside it
-    checkpoints/marks.json which of them are kept however many come after: the best one, and the
-                           last good one
+    checkpoints/v000020/   weights and optimizer, written by the trainer; then run_state.json, with
+                           the size and a checksum (first and last MiB) of every other file
+    checkpoints/marks.json the checkpoints that are always kept: the best one, and the last good one
 
 Takes: a run directory, and a way to call the trainer. Gives: the newest state that can be loaded.
-Never: loads half a checkpoint (without its run_state.json it is none), or deletes one that it could
-not load: that is set aside, since only the newest of a lineage may be gone on from.
+Never: loads an incomplete checkpoint (one without run_state.json), or deletes one that it could not
+load. Such a checkpoint is renamed, because a run may continue only from the newest of a lineage.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rollart_core.errors import ConfigError, WorkerDied, first_line
 from rollart_core.store.run_dir import STATE_FILE, RunState, checkpoint_folder, write_json
 
 EDGE_BYTES = 2**20
-"""How much of each end of a file its checksum is taken over."""
+"""The checksum of a file covers this many bytes at each end."""
 
 MARKS_FILE = "marks.json"
 Mark = Literal["best", "good"]
@@ -39,14 +38,14 @@ class Checkpoints:
     def __init__(
         self, run_dir: Path, keep: int, tell: Callable[[str], None], *, guard_window: int = 0
     ) -> None:
-        """Look into a run directory.
+        """Open the checkpoints of a run directory.
 
         Args:
-            run_dir: The run.
-            keep: How many of the newest to keep, besides those that are marked.
-            tell: Called with a message for each that is set aside.
-            guard_window: Batches after which one counts as good without a validation; 0: there is
-                no guard.
+            run_dir: The run directory.
+            keep: The number of newest checkpoints to keep, besides the marked ones.
+            tell: Called with a message for each checkpoint that is renamed.
+            guard_window: Number of batches after which a checkpoint counts as good without a
+                validation; 0 if there is no guard.
         """
         self._run_dir = run_dir
         self._folder = run_dir / "checkpoints"
@@ -55,14 +54,14 @@ class Checkpoints:
         self._tell = tell
 
     def whole(self) -> list[Path]:
-        """Return those that were written to the end, the newest first."""
+        """Return the complete checkpoints, newest first."""
         return sorted((p.parent for p in self._folder.glob(f"v*/{STATE_FILE}")), reverse=True)
 
     def expect_one(self) -> None:
-        """See that there is one whose files are those that were written; this takes moments.
+        """Check quickly that there is a checkpoint with unchanged files.
 
         Raises:
-            ConfigError: When there is none.
+            ConfigError: If there is none.
         """
         bad: dict[Path, str] = {}
         for folder in self.whole():
@@ -76,37 +75,37 @@ class Checkpoints:
         raise ConfigError(self._none_left(bad))
 
     async def finish(self, state: RunState) -> None:
-        """Make the trainer's folder a checkpoint, and remove those that are too old."""
+        """Complete the checkpoint in the trainer's folder, and remove old checkpoints."""
         folder = checkpoint_folder(self._run_dir, state.policy_version)
         state.write(folder, await asyncio.to_thread(_seal, folder))
         for old in self._surplus():
             await self._remove(old)
 
     def mark(self, mark: Mark, policy_version: int, facts: Mapping[str, object]) -> None:
-        """Keep the checkpoint of a version as the best or last good one, in place of another.
+        """Mark the checkpoint of a version as the best or last good one, instead of another.
 
         Args:
-            mark: Which of the two.
-            policy_version: Whose checkpoint is whole.
-            facts: Why, for a person who reads the file.
+            mark: The mark.
+            policy_version: A version with a complete checkpoint.
+            facts: The reason, for readers of the file.
         """
         facts = {**facts, "policy_version": policy_version}
         write_json(self._folder / MARKS_FILE, {**self._read_marks(), mark: facts})
 
     def marks(self) -> dict[str, int]:
-        """Return the versions that are marked; their checkpoints are never removed."""
+        """Return the marked versions; their checkpoints are never removed."""
         return {mark: int(facts["policy_version"]) for mark, facts in self._read_marks().items()}
 
     def has(self, policy_version: int) -> bool:
-        """Return whether there is a whole checkpoint of a version."""
+        """Return whether there is a complete checkpoint of a version."""
         return (checkpoint_folder(self._run_dir, policy_version) / STATE_FILE).is_file()
 
     async def load(self, policy_version: int, trainer: CallTrainer) -> RunState:
         """Load the checkpoint of one version into the trainer.
 
         Raises:
-            ConfigError: When it cannot be loaded, with the reason.
-            TrainerLost: When the trainer died over it.
+            ConfigError: If it cannot be loaded, with the reason.
+            TrainerLost: If the trainer died while loading it.
         """
         folder = checkpoint_folder(self._run_dir, policy_version)
         try:
@@ -118,13 +117,13 @@ class Checkpoints:
             raise ConfigError(f"the checkpoint {folder.name} cannot be loaded ({why})") from e
 
     def last_good(self, since: int) -> int:
-        """Return the version of the checkpoint that the guard goes back to.
+        """Return the version of the checkpoint that the guard rolls back to.
 
-        That is the last one that passed its validation. Without validations it is the newest that
-        is ``guard_window`` batches older than ``since``; if none is, the oldest.
+        This is the last checkpoint that passed its validation. Without validations, it is the
+        newest one that is at least ``guard_window`` batches older than ``since``, else the oldest.
 
         Args:
-            since: The first version that looks wrong.
+            since: The first suspicious version.
         """
         versions = [_version(folder) for folder in self.whole()]
         good = self.marks().get("good")
@@ -133,24 +132,24 @@ class Checkpoints:
         return next((v for v in versions if v <= since - self._guard_window), versions[-1])
 
     async def discard(self, start: int, stop: int) -> None:
-        """Remove the checkpoints between two versions, so that no run goes on from them.
+        """Remove the checkpoints between two versions, so that no run continues from them.
 
         Args:
-            start: The version of the last checkpoint that is sound.
-            stop: The first version after those that are undone.
+            start: The version of the last good checkpoint.
+            stop: The first version after the rolled back ones.
         """
         for folder in self.whole():
             if start < _version(folder) < stop:
                 await self._remove(folder)
 
     async def _remove(self, folder: Path) -> None:
-        (folder / STATE_FILE).unlink()  # first: what is half removed is no checkpoint
+        (folder / STATE_FILE).unlink()  # first: a partly removed folder is not a checkpoint
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def _surplus(self) -> list[Path]:
-        """Return those that are too old to be kept, and not marked.
+        """Return the checkpoints that are too old to be kept and not marked.
 
-        With a guard, one stays that is older than its window, and one that will be next.
+        With a guard, the newest one older than its window is kept, and the one that will be next.
         """
         every = self.whole()
         kept = set(every[: self._keep])
@@ -162,11 +161,11 @@ class Checkpoints:
         return [folder for folder in every if folder not in kept]
 
     async def load_newest(self, trainer: CallTrainer) -> RunState:
-        """Load the newest that can be loaded into the trainer; set those after it aside.
+        """Load the newest loadable checkpoint into the trainer; rename newer, unloadable ones.
 
         Raises:
-            ConfigError: When there is none.
-            TrainerLost: When the trainer died over it.
+            ConfigError: If there is none.
+            TrainerLost: If the trainer died while loading it.
         """
         bad: dict[Path, str] = {}
         for folder in self.whole():
@@ -202,20 +201,20 @@ class Checkpoints:
                 break
         folder.rename(target)
         self._tell(
-            f"The checkpoint {folder.name} cannot be loaded ({why}): it is {target} now, and the "
-            f"run goes on from version {version}."
+            f"The checkpoint {folder.name} cannot be loaded ({why}): it is renamed to {target}, "
+            f"and the run continues from version {version}."
         )
 
     def _none_left(self, bad: dict[Path, str]) -> str:
         if not bad:
             return (
-                f"{self._run_dir} holds no checkpoint to go on from: it ended before its training "
-                "began; start it anew"
+                f"{self._run_dir} contains no checkpoint to continue from: the run ended before "
+                "its training began; start a new run"
             )
         faults = "; ".join(f"{folder.name}: {why}" for folder, why in bad.items())
         return (
-            f"no checkpoint in {self._folder} can be loaded ({faults}); put back a copy of one, or "
-            "start a new run"
+            f"no checkpoint in {self._folder} can be loaded ({faults}); restore one from a copy, "
+            "or start a new run"
         )
 
 
@@ -224,13 +223,13 @@ def _version(folder: Path) -> int:
 
 
 def _seal(folder: Path) -> dict[str, list[int]]:
-    """Return size and checksum of every file, by its name."""
+    """Return the size and the checksum of every file, by name."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != STATE_FILE)
     return {str(p.relative_to(folder)): [p.stat().st_size, _edges(p)] for p in files}
 
 
 def _edges(path: Path) -> int:
-    """Return the CRC-32 of a file's first and last MiB: reading it all again may take minutes."""
+    """Return the CRC-32 of a file's first and last MiB; reading all of it may take minutes."""
     with path.open("rb") as file:
         checksum = zlib.crc32(file.read(EDGE_BYTES))
         if path.stat().st_size > 2 * EDGE_BYTES:
@@ -239,10 +238,10 @@ def _edges(path: Path) -> int:
 
 
 def _check_seal(folder: Path) -> None:
-    """Compare the files with what was written.
+    """Compare the files with the recorded sizes and checksums.
 
     Raises:
-        ValueError: Where one is missing, or another than it was.
+        ValueError: If a file is missing or changed.
     """
     content = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
     for name, (size, checksum) in content.get("files", {}).items():
@@ -250,6 +249,6 @@ def _check_seal(folder: Path) -> None:
         if not path.is_file():
             raise ValueError(f"{name} is missing")
         if path.stat().st_size != size:
-            raise ValueError(f"{name} has {path.stat().st_size} bytes, not {size}")
+            raise ValueError(f"{name} has {path.stat().st_size} bytes instead of {size}")
         if _edges(path) != checksum:
-            raise ValueError(f"{name} has another content than was written")
+            raise ValueError(f"the content of {name} has changed since it was written")

@@ -1,15 +1,15 @@
-"""Means with their 95% intervals, of attempts that may be several at one task.
+"""Means with 95% confidence intervals, also for several attempts per task.
 
 Takes: values, or values by task, and the cluster of each task. Gives: :class:`Estimate`. Never:
-counts attempts at one task, or tasks of one cluster, as if they were independent.
+counts attempts at one task, or tasks of one cluster, as independent.
 
-Every task has the same weight in a mean, however many attempts or neighbours it has. Of ``N`` tasks
-with means ``m_i`` in ``G`` clusters, the variance of the mean ``m`` is
+Every task has the same weight in a mean, independent of its number of attempts and of the size of
+its cluster. For ``N`` tasks with means ``m_i`` in ``G`` clusters, the variance of the mean ``m`` is
 
     G / (G - 1) * sum over clusters of (sum over its tasks of (m_i - m))**2 / N**2
 
 (Liang and Zeger 1986, Biometrika 73:13; Cameron and Miller 2015, J. Hum. Resour. 50:317, equations
-10 and 11), with Student's quantile of ``G - 1`` degrees of freedom (there, section VI.D).
+10 and 11), with Student's quantile of ``G - 1`` degrees of freedom (ibid., section VI.D).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 Clusters: TypeAlias = Mapping[object, object]
-"""Task -> its cluster; a task that is not in it is a cluster by itself."""
+"""Task -> its cluster; a task that is not in the mapping is its own cluster."""
 
 Z_95 = 1.959963984540054
 """Two-sided 95% quantile of the normal distribution."""
@@ -29,18 +29,18 @@ Z_95 = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its 95% interval."""
+    """A mean with its 95% confidence interval."""
 
     mean: float
     low: float
     high: float
     n: int
-    """How many values it is made of."""
+    """The number of values."""
     num_clusters: int = 0
-    """How many of them are taken to be independent; 0: that is not known."""
+    """The number of independent clusters; 0 if unknown."""
 
     def as_dict(self) -> dict[str, float | int]:
-        """Return the fields."""
+        """Return the fields as a dict."""
         return asdict(self)
 
 
@@ -80,15 +80,15 @@ def clustered_share(
 ) -> Estimate:
     """Return the mean over tasks of each task's mean, of values from 0 to 1; ``n`` counts values.
 
-    Wilson's score interval with the effective number of independent attempts, ``p (1 - p)`` over
-    the variance of the mean between clusters, times the squared ratio of Student's quantiles of
-    ``N - 1`` and ``G - 1`` degrees of freedom (Franco et al. 2019, J. Surv. Stat. Methodol. 7:334).
-    With one attempt at each task and one task in each cluster it is Wilson's own; if all tasks say
-    the same, each cluster counts once.
+    Uses Wilson's score interval with the effective number of independent attempts: ``p (1 - p)``
+    over the variance of the mean between clusters, times the squared ratio of Student's quantiles
+    of ``N - 1`` and ``G - 1`` degrees of freedom (Franco et al. 2019, J. Surv. Stat. Methodol.
+    7:334). With one attempt per task and one task per cluster, it equals Wilson's interval. If all
+    tasks have the same value, each cluster counts once.
 
     Args:
-        by_task: The values of each task; tasks without any are left out.
-        clusters: Which tasks belong together; None: none do.
+        by_task: The values of each task; tasks without values are ignored.
+        clusters: The cluster of each task. If None, each task is its own cluster.
     """
     means, n = _means(by_task), _num_values(by_task)
     if not means:
@@ -113,8 +113,8 @@ def clustered_mean(
     """Return the mean over tasks of each task's mean, with its normal 95% interval over clusters.
 
     Args:
-        by_task: The values of each task; tasks without any are left out.
-        clusters: Which tasks belong together; None: none do.
+        by_task: The values of each task; tasks without values are ignored.
+        clusters: The cluster of each task. If None, each task is its own cluster.
     """
     means, n = _means(by_task), _num_values(by_task)
     over_tasks = mean_interval(list(means.values()))
@@ -129,10 +129,10 @@ def clustered_mean(
 
 
 def wilson_interval(p: float, n: float) -> tuple[float, float]:
-    """Return Wilson's 95% score interval of a share among ``n``, which need not be whole."""
+    """Return Wilson's 95% score interval of a share; ``n`` may be fractional."""
     centre = (p + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
     spread = Z_95 * math.sqrt(p * (1 - p) / n + Z_95**2 / (4 * n * n)) / (1 + Z_95**2 / n)
-    # The share itself is inside, also where rounding says otherwise (p = 0 or 1).
+    # The interval contains the share itself, despite rounding errors (p = 0 or 1).
     return max(0.0, min(p, centre - spread)), min(1.0, max(p, centre + spread))
 
 
@@ -154,10 +154,11 @@ def _deviations(means: Mapping[object, float], mean: float, clusters: Clusters) 
 
 
 def _relative(num_clusters: int, num_tasks: int) -> float:
-    """Return by how much an interval is wider for having few clusters than for as few tasks.
+    """Return the factor by which clustering widens an interval.
 
-    The root of ``G / (G - 1)`` and Student's quantile, each over what it is for the tasks: 1 where
-    each task is a cluster, so that intervals without clusters are Wilson's and the normal one.
+    It is the square root of ``G / (G - 1)`` times Student's quantile, each divided by its value for
+    the tasks. It is 1 if each task is its own cluster, so intervals without clusters are Wilson's
+    and the normal one.
     """
     if num_clusters == num_tasks:
         return 1.0
@@ -168,8 +169,8 @@ def _relative(num_clusters: int, num_tasks: int) -> float:
 def t_95(df: int) -> float:
     """Return Student's two-sided 95% quantile.
 
-    Exact for 1 and 2 degrees of freedom, otherwise the expansion 26.7.5 of Abramowitz and Stegun
-    (1964), which is less than 0.004 too small.
+    It is exact for 1 and 2 degrees of freedom. Otherwise it is the expansion 26.7.5 of Abramowitz
+    and Stegun (1964), which is less than 0.004 too small.
     """
     if df == 1:
         return math.tan(0.475 * math.pi)

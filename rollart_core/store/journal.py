@@ -2,12 +2,12 @@
 
     any thread --call--> queue --> writer thread: BEGIN, up to 256 calls or 50 ms, COMMIT
                                         |  a trajectory: summary row + compressed blob
-                                        +--> a full shard: Parquet beside, rename, blobs deleted
+                                        +--> a full shard: write Parquet, rename, delete blobs
 
 Takes: the records of a run, as they happen. Gives: ``journal.db`` and ``trajectories/*.parquet``.
-Never: loses an error. What is committed survives a kill at any instant; when a write fails (disk
-full, locked) every later call raises :class:`JournalError`.
-:class:`rollart_core.store.journal_reader.JournalReader` reads it, also while it is written.
+Never: hides an error. Committed records survive a kill at any time. If a write fails (disk full,
+locked), every later call raises :class:`JournalError`.
+:class:`rollart_core.store.journal_reader.JournalReader` can read it while it is written.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from rollart_core.types import Group, Ticket, Trajectory
 
 LOCK_TIMEOUT_S = 10.0
 COMMIT_S = 0.05
-"""Longest time between a call and its commit, when the disk keeps up."""
+"""Maximum time between a call and its commit, if the disk is fast enough."""
 COMMIT_RECORDS = 256
-"""Most calls in one commit."""
+"""Maximum number of calls in one commit."""
 MAX_WAITING = 16_384
-"""Calls that may wait for the writer; one more blocks its caller."""
+"""Maximum number of calls in the queue of the writer; the next call blocks."""
 
 _Args = ParamSpec("_Args")
 _Call: TypeAlias = Callable[["JournalStore"], None]
 _Item: TypeAlias = _Call | threading.Event | None
-"""What to write; or a flush, set once all before it is committed; or None: the end."""
+"""A write; or a flush, whose event is set after the commit of all earlier writes; None: the end."""
 
 
 class Journal:
-    """Writes the journal; all methods but ``flush`` and ``close`` return at once."""
+    """Writes the journal; all methods except ``flush`` and ``close`` return immediately."""
 
     def __init__(
         self,
@@ -70,15 +70,15 @@ class Journal:
         *,
         rows_per_shard: int = 512,
     ) -> None:
-        """Open the journal of a run, a new one or one to go on with.
+        """Open the journal of a run; create it if it does not exist.
 
         Args:
             run_dir: The run directory.
-            config: The resolved run config; ``mode`` and ``max_staleness`` are what an audit reads.
-            rows_per_shard: Trajectories a Parquet file.
+            config: The resolved run config; an audit reads its ``mode`` and ``max_staleness``.
+            rows_per_shard: Number of trajectories per Parquet file.
 
         Raises:
-            JournalError: When it cannot be opened.
+            JournalError: If it cannot be opened.
         """
         self._path = run_dir
         self._error: JournalError | None = None
@@ -91,23 +91,23 @@ class Journal:
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
 
-    # What happens
+    # Records
 
     def dispatched(self, ticket: Ticket, start_version: int) -> None:
-        """An attempt begins."""
+        """Record that an attempt begins."""
         self._record(JournalStore.dispatched, ticket, start_version)
 
     def trajectory(self, trajectory: Trajectory) -> None:
-        """An attempt ended, well or not."""
+        """Record that an attempt ended, successfully or not."""
         self._record(JournalStore.trajectory, trajectory)
 
     def decided(self, action: LoseTicket | AbortEpisode | DropGroup | StopRun) -> None:
-        """The scheduler gave something up, or ended the run."""
+        """Record that the scheduler gave something up, or ended the run."""
         self._record(JournalStore.decided, action)
 
     def batch_taken(self, groups: Sequence[Group], policy_version: int) -> None:
-        """The trainer, at ``policy_version``, begins a batch."""
-        # Worked out here, so that a batch in the queue does not hold on to its tokens.
+        """Record that the trainer begins a batch at ``policy_version``."""
+        # Computed here, so that a batch in the queue does not keep its tokens in memory.
         ids = tuple(g.group_id for g in groups)
         staleness = tuple(policy_version - g.oldest_version for g in groups)
         tickets = [t.ticket for g in groups for t in g.trajectories]
@@ -115,11 +115,11 @@ class Journal:
         self._record(JournalStore.batch_taken, policy_version, ids, staleness, attempts)
 
     def batch_trained(self, policy_version: int) -> None:
-        """The batch taken at ``policy_version`` is trained and its weights are published."""
+        """Record that the batch taken at ``policy_version`` is trained and published."""
         self._record(JournalStore.batch_trained, policy_version)
 
     def metrics(self, train_step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
-        """Keep the metrics of one train_step."""
+        """Record the metrics of one train_step."""
         rows = [(train_step, policy_version, name, float(v)) for name, v in metrics.items()]
         self._put(lambda store: store.metrics(rows))
 
@@ -130,7 +130,7 @@ class Journal:
         *,
         policy_version: int | None = None,
     ) -> None:
-        """Keep anything else that is worth knowing later; ``payload`` is plain JSON."""
+        """Record any other event; ``payload`` is plain JSON."""
         content = dict(payload or {})
         self._record(JournalStore.event, kind, content, policy_version=policy_version)
 
@@ -142,18 +142,18 @@ class Journal:
         as_version: int | None = None,
         discards: tuple[int, int] | None = None,
     ) -> None:
-        """A new life of the run begins, from the checkpoint of ``policy_version``.
+        """Record a new incarnation of the run, from the checkpoint of ``policy_version``.
 
-        Batches from that version on are marked rolled back, and their groups queued to be done
-        again, as is every group that was open, or that was dropped because the run was stopped:
-        as themselves, with the same ids and higher attempts.
+        Batches from that version on are marked as rolled back. Their groups are queued to run
+        again, with the same ids and higher attempts. So is every group that was open, or that was
+        dropped because the run was stopped.
 
         Args:
-            policy_version: Of the checkpoint.
-            reason: Why.
-            as_version: What its weights are called from now on; None: the same.
-            discards: The first version, and the one after the last, whose batches are left out:
-                their groups are not done again.
+            policy_version: Version of the checkpoint.
+            reason: The reason of the rollback.
+            as_version: The new version of its weights. If None, the version stays the same.
+            discards: The first version, and the one after the last, whose batches are discarded;
+                their groups do not run again.
         """
         self._record(
             JournalStore.rolled_back,
@@ -163,13 +163,13 @@ class Journal:
             discards=discards,
         )
 
-    # Certainty
+    # Durability
 
     def flush(self) -> None:
-        """Return when everything said so far is committed.
+        """Wait until all records so far are committed.
 
         Raises:
-            JournalError: When it cannot be.
+            JournalError: If they cannot be committed.
         """
         done = threading.Event()
         self._put(done)
@@ -180,7 +180,7 @@ class Journal:
         """Commit, write the last shard and end the thread; may be called twice.
 
         Raises:
-            JournalError: When something could not be written, now or before.
+            JournalError: If a record could not be written, now or before.
         """
         if not self._closed:
             self._closed = True
@@ -194,7 +194,7 @@ class Journal:
         *args: _Args.args,
         **kwargs: _Args.kwargs,
     ) -> None:
-        """Have the writer thread call a method of its store, with the time it is now."""
+        """Queue a call of a store's method for the writer thread, with the current time."""
         now = time.time()
         self._put(lambda store: method(store, now, *args, **kwargs))
 
@@ -218,7 +218,7 @@ class Journal:
         self._store.close()
 
     def _commit_group(self, first: _Call | threading.Event) -> _Item:
-        """Commit ``first`` and what follows it soon; return what the next group begins with."""
+        """Commit ``first`` and the items that follow soon; return the first of the next group."""
         item: _Item = first
         end_s = time.monotonic() + COMMIT_S
         num_calls, idle = 0, False
@@ -238,7 +238,7 @@ class Journal:
         return self._queue.get() if idle else item
 
     def _try(self, work: Callable[[], None]) -> None:
-        """Do ``work`` unless something failed before; after a failure the queue is only drained."""
+        """Do ``work`` unless an earlier write failed; then the queue is only drained."""
         if self._error is not None:
             return
         try:
@@ -257,17 +257,17 @@ KINDS_OF_DECISIONS: Final[Mapping[type, str]] = {
     LoseTicket: "LoseTicket",
     StopRun: "StopRun",
 }
-"""The kinds of their events: fixed strings, since journals outlive names of classes."""
+"""The kinds of their events: fixed strings, independent of the names of the classes."""
 
 
 class JournalStore:
-    """What the writer thread has: an open ``journal.db`` and the shard that is filling.
+    """The storage of the writer thread: an open ``journal.db`` and the current shard.
 
-    One method for each kind of record, which writes rows in an open transaction.
+    It has one method for each kind of record, which writes rows in an open transaction.
     """
 
     def __init__(self, run_dir: Path, config: Mapping[str, object], *, rows_per_shard: int) -> None:
-        """Open or make the tables; take up trajectories that no shard holds yet."""
+        """Open or create the tables; load the trajectories that are not in a shard yet."""
         self._db = sqlite3.connect(
             run_dir / FILE,
             timeout=LOCK_TIMEOUT_S,
@@ -296,23 +296,23 @@ class JournalStore:
         self._db.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """Close it; a shard that is full is written after."""
+        """Commit the transaction; write the shard after it if the shard is full."""
         self._db.execute("COMMIT")
         if self._shards.is_full:
             self._write_shard()
 
     def finish(self) -> None:
-        """Write the shard that is filling."""
+        """Write the current shard."""
         self._write_shard()
 
     def close(self) -> None:
-        """Close the database, and give up a transaction that is still open."""
+        """Close the database; an open transaction is rolled back."""
         self._db.close()
 
     # Records
 
     def dispatched(self, time_s: float, ticket: Ticket, start_version: int) -> None:
-        """An attempt begins."""
+        """Record that an attempt begins."""
         task = ticket.task
         self._db.execute(
             "INSERT INTO tickets"
@@ -333,9 +333,9 @@ class JournalStore:
         self._ticket_event(time_s, "dispatched", ticket, start_version)
 
     def trajectory(self, time_s: float, trajectory: Trajectory) -> None:
-        """An attempt ended, well or not."""
+        """Record that an attempt ended, successfully or not."""
         failed = trajectory.failure is not None
-        # An aborted or expired ticket stays what it is when its episode still says something.
+        # An aborted or expired ticket keeps its state if its episode ends late.
         self._db.execute(
             "UPDATE tickets SET state = ?"
             " WHERE ticket_id = ? AND attempt = ? AND state = 'running'",
@@ -354,7 +354,7 @@ class JournalStore:
     def decided(
         self, time_s: float, action: LoseTicket | AbortEpisode | DropGroup | StopRun
     ) -> None:
-        """The scheduler gave something up, or ended the run."""
+        """Record that the scheduler gave something up, or ended the run."""
         match action:
             case LoseTicket(ticket_id, reason):
                 self._end_ticket(ticket_id, "lost", reason)
@@ -378,7 +378,7 @@ class JournalStore:
         staleness: Sequence[int],
         attempts: Mapping[str, int],
     ) -> None:
-        """The trainer begins a batch of these attempts, by ticket id."""
+        """Record that the trainer begins a batch; ``attempts`` are by ticket id."""
         columns = (group_ids, staleness, list(attempts), list(attempts.values()))
         self._db.execute(
             "INSERT INTO batches"
@@ -392,7 +392,7 @@ class JournalStore:
         )
 
     def batch_trained(self, time_s: float, batch: int) -> None:
-        """A batch is trained and published."""
+        """Record that a batch is trained and published."""
         self._db.execute(
             "UPDATE batches SET state = 'trained' WHERE batch = ? AND state = 'taken'", (batch,)
         )
@@ -402,7 +402,7 @@ class JournalStore:
         self.event(time_s, "batch_trained", {}, policy_version=batch)
 
     def metrics(self, rows: Iterable[tuple[int, int, str, float]]) -> None:
-        """Keep (train_step, policy_version, name, value) rows; SQLite stores NaN as NULL."""
+        """Record (train_step, policy_version, name, value) rows; SQLite stores NaN as NULL."""
         self._db.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, 0)", rows)
 
     def event(
@@ -415,7 +415,7 @@ class JournalStore:
         *,
         policy_version: int | None = None,
     ) -> None:
-        """Keep an event, of a ticket or of the run as a whole."""
+        """Record an event of a ticket, or of the run as a whole."""
         self._db.execute(
             "INSERT INTO events (time_s, kind, ticket_id, attempt, policy_version, payload)"
             " VALUES (?, ?, ?, ?, ?, ?)",
@@ -431,10 +431,10 @@ class JournalStore:
         as_version: int | None = None,
         discards: tuple[int, int] | None = None,
     ) -> None:
-        """The run goes on from the checkpoint of ``policy_version``; see :meth:`Journal`."""
+        """Record that the run continues from a checkpoint; see :meth:`Journal.rolled_back`."""
         self._life += 1
         db, version = self._db, (policy_version,)
-        # A checkpoint is proof that the batches before it were trained.
+        # A checkpoint proves that the batches before it were trained.
         db.execute(
             "UPDATE batches SET state = 'trained' WHERE state = 'taken' AND batch < ?", version
         )
@@ -445,7 +445,7 @@ class JournalStore:
             self._discard(*discards, reason)
         self._queue_again(policy_version, f"back to version {policy_version}: {clean_text(reason)}")
         db.execute("UPDATE batches SET state = 'rolled_back' WHERE batch >= ?", version)
-        # A validation measures the version itself, which stands, and not the batch taken at it.
+        # A validation measures the version itself, which is kept, and not the batch taken at it.
         db.execute(
             "UPDATE metrics SET rolled_back = 1 WHERE policy_version > ?"
             " OR (policy_version = ? AND name NOT LIKE 'validation/%')",
@@ -457,7 +457,7 @@ class JournalStore:
         self.event(time_s, ROLLED_BACK, payload, policy_version=policy_version)
 
     def _discard(self, start: int, stop: int, reason: str) -> None:
-        """Leave out what was trained in the batches from ``start`` to before ``stop``."""
+        """Discard the tickets trained in the batches from ``start`` to before ``stop``."""
         self._db.execute(
             "UPDATE tickets SET state = 'discarded_by_guard', rolled_back = rolled_back + 1,"
             " reason = ? WHERE state IN ('training', 'trained') AND batch >= ? AND batch < ?",
@@ -465,7 +465,7 @@ class JournalStore:
         )
 
     def _queue_again(self, policy_version: int, reason: str) -> None:
-        """Queue all tickets of the groups that were open, undone, or given up by a stop."""
+        """Queue all tickets of the groups that were open, rolled back, or dropped by a stop."""
         marks = ", ".join("?" * len(OPEN_STATES))
         groups = self._db.execute(
             "SELECT DISTINCT group_id FROM tickets"
@@ -478,10 +478,10 @@ class JournalStore:
             [(reason, group_id) for (group_id,) in groups],
         )
 
-    # Parts of the above
+    # Helpers
 
     def _end_ticket(self, ticket_id: str, state: str, reason: str) -> None:
-        # An expired ticket is aborted and then lost: the last word counts.
+        # An expired ticket is aborted and then lost: the last state counts.
         self._db.execute(
             "UPDATE tickets SET state = ?, reason = ? WHERE ticket_id = ?",
             (state, clean_text(reason), ticket_id),
@@ -531,7 +531,7 @@ class JournalStore:
         text = json.dumps(config, sort_keys=True, default=str)
         found = self._db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
         if found is not None and int(found[0]) != SCHEMA_VERSION:
-            raise ValueError(f"its schema is {found[0]}, this release speaks {SCHEMA_VERSION}")
+            raise ValueError(f"its schema is {found[0]}, this release writes {SCHEMA_VERSION}")
         rows = {
             "schema_version": str(SCHEMA_VERSION),
             "config": text,
@@ -546,7 +546,7 @@ class JournalStore:
         self._in_shard.append(seq)
 
     def _write_shard(self) -> None:
-        """Write the rows, and only then delete their blobs: a kill in between loses nothing."""
+        """Write the rows, then delete their blobs: a kill in between loses nothing."""
         name = self._shards.write()
         if name is None:
             return
@@ -560,7 +560,7 @@ class JournalStore:
         self._in_shard = []
 
     def _next_shard(self) -> int:
-        # A file above the last one the journal knows was left by a kill; its rows are still blobs.
+        # A kill may leave a file above the last recorded one; its rows are still blobs.
         (last,) = self._db.execute("SELECT max(shard) FROM trajectories").fetchone()
         return int(last.removeprefix("part-").removesuffix(".parquet")) + 1 if last else 1
 

@@ -1,7 +1,7 @@
-"""Reads the journal of a run, also while it is being written.
+"""The reader of a run's journal, which also works while the journal is written.
 
-Takes: a run directory. Gives: rows of its tables, and the trajectories themselves. Never: writes,
-or locks the writer out.
+Takes: a run directory. Gives: rows of its tables, and the trajectories. Never: writes, or blocks
+the writer.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ _Row = TypeVar("_Row", TicketRow, EventRow, MetricRow, AttemptRow, OutcomeRow)
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 _NO_JOURNAL = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB)
-"""What SQLite answers of a file without our tables, and of one that is no database."""
+"""SQLite's error codes for a file without our tables, and for a file that is not a database."""
 _DAMAGE = (sqlite3.Error, ValueError, TypeError, LookupError, ArithmeticError, struct.error)
-"""What reading raises of content that a run never writes."""
+"""The exceptions that damaged content raises."""
 _STORED: Mapping[object, tuple[type, ...]] = {bool: (int,), float: (float, int), tuple: (str,)}
-"""Types that SQLite gives for others than itself."""
+"""The types in which SQLite returns values of other types."""
 
 
 def _reads(
     method: Callable[Concatenate[JournalReader, _Args], _Result],
 ) -> Callable[Concatenate[JournalReader, _Args], _Result]:
-    """Have what a method of the reader raises of damaged content be a JournalError."""
+    """Convert exceptions of a reader's method about damaged content to JournalError."""
 
     @functools.wraps(method)
     def guarded(self: JournalReader, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
@@ -72,15 +72,15 @@ def _reads(
 class JournalReader:
     """A read-only view of ``journal.db``; use it in a ``with`` statement.
 
-    Every method raises a JournalError if the content is damaged: if it cannot be read, or a value
-    has a type that a run never writes. Other exceptions of the ``with`` block are left as they are.
+    Every method raises JournalError if the content is damaged, that is, if it cannot be read or a
+    value has a type that a run never writes. Other exceptions of the ``with`` block are unchanged.
     """
 
     def __init__(self, run_dir: Path) -> None:
-        """Open it.
+        """Open the journal.
 
         Raises:
-            JournalError: When there is none, or it is none that this release can read.
+            JournalError: If there is none, or this release cannot read it.
         """
         self._run_dir = run_dir
         path = run_dir / FILE
@@ -91,7 +91,7 @@ class JournalReader:
             self._check_schema()
         except sqlite3.Error as e:
             if getattr(e, "sqlite_errorcode", None) in _NO_JOURNAL:
-                said = f"is no journal of a run, or one of another release ({e})"
+                said = f"is not the journal of a run, or is from another release ({e})"
                 raise JournalError(f"{path} {said}") from e
             raise JournalError(f"{path} cannot be read: {e}") from e
 
@@ -107,12 +107,12 @@ class JournalReader:
         self.close()
 
     def close(self) -> None:
-        """Close it; may be called twice."""
+        """Close the journal; may be called twice."""
         self._db.close()
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """See one moment of the journal for as long as the block lasts."""
+        """Read one consistent state of the journal within the block."""
         with self.decoding():
             self._db.execute("BEGIN")
         try:
@@ -123,10 +123,10 @@ class JournalReader:
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Have what decoding its content raises in the block be a JournalError.
+        """Convert exceptions about damaged content in the block to JournalError.
 
-        For content that records of other modules are made of, such as the payloads of events; the
-        block should hold nothing else.
+        Use it to decode records of other modules, such as the payloads of events. The block should
+        contain nothing else.
         """
         try:
             yield
@@ -145,12 +145,12 @@ class JournalReader:
         """Return the resolved run config."""
         meta = self.meta()
         if meta["config_hash"] != config_digest(meta["config"]):
-            raise ValueError("the config does not have its digest")
+            raise ValueError("the config does not match its hash")
         return cast("dict[str, object]", json.loads(meta["config"]))
 
     @_reads
     def tickets(self) -> list[TicketRow]:
-        """Return all tickets, in the order dispatched."""
+        """Return all tickets, in the order of dispatch."""
         rows = self._rows(TicketRow, "SELECT * FROM tickets ORDER BY rowid")
         for row in rows:
             ordinal(row.group_id)
@@ -158,7 +158,7 @@ class JournalReader:
 
     @_reads
     def dropped_groups(self) -> dict[str, int]:
-        """Return how many groups were dropped, by reason."""
+        """Return the number of dropped groups by reason."""
         query = (
             "SELECT reason, count(DISTINCT group_id) FROM tickets"
             " WHERE state = 'dropped' GROUP BY reason ORDER BY reason"
@@ -167,7 +167,7 @@ class JournalReader:
 
     @_reads
     def batches(self) -> list[BatchRow]:
-        """Return all batches, in the order taken; those rolled back too."""
+        """Return all batches in the order taken, including the rolled back ones."""
         rows = self._db.execute("SELECT * FROM batches ORDER BY seq")
         return [_batch_row(row) for row in _typed(_stored(BatchRow), rows)]
 
@@ -177,8 +177,8 @@ class JournalReader:
     ) -> list[EventRow]:
         """Return events after ``after_seq``, in order, at most ``limit`` (-1: all).
 
-        Kinds are ``dispatched``, ``finished``, ``failed``, ``batch_trained``, ``rolled_back``, the
-        names of the scheduler's deciding actions, and whatever :meth:`Journal.event` was told.
+        The kinds are ``dispatched``, ``finished``, ``failed``, ``batch_trained``, ``rolled_back``,
+        the names of the scheduler's decisions, and the kinds passed to :meth:`Journal.event`.
         """
         query = (
             "SELECT * FROM events WHERE seq > ? AND (? IS NULL OR kind = ?) ORDER BY seq LIMIT ?"
@@ -187,13 +187,13 @@ class JournalReader:
 
     @_reads
     def num_events(self, kind: str) -> int:
-        """Return how many events of a kind there are."""
+        """Return the number of events of a kind."""
         (n,) = self._db.execute("SELECT count(*) FROM events WHERE kind = ?", (kind,)).fetchone()
         return int(n)
 
     @_reads
     def validations(self) -> list[dict[str, Any]]:
-        """Return the validations that stand, without those of versions that were undone."""
+        """Return the validations, without those of rolled back versions."""
         found: dict[int, dict[str, Any]] = {}
         query = (
             "SELECT kind, policy_version, payload FROM events"
@@ -208,18 +208,18 @@ class JournalReader:
 
     @_reads
     def attempts(self) -> list[AttemptRow]:
-        """Return, in order, the attempts of which something came back."""
+        """Return the recorded attempts, in order."""
         query = f"SELECT {', '.join(AttemptRow._fields)} FROM trajectories ORDER BY seq"
         return self._rows(AttemptRow, query)
 
     @_reads
     def outcomes(self) -> list[OutcomeRow]:
-        """Return, in order, when each attempt ran and what came of it."""
+        """Return the time and the outcome of each recorded attempt, in order."""
         query = f"SELECT {', '.join(OutcomeRow._fields)} FROM trajectories ORDER BY seq"
         return self._rows(OutcomeRow, query)
 
     def metric_values(self) -> Iterator[tuple[str, int, float]]:
-        """Yield name, policy_version and value of all metrics that count and are numbers."""
+        """Yield name, policy_version and value of all numeric metrics that are not rolled back."""
         query = "SELECT name, policy_version, value FROM metrics WHERE NOT rolled_back"
         with self.decoding():
             query = f"{query} AND value IS NOT NULL ORDER BY train_step, rowid"
@@ -230,8 +230,8 @@ class JournalReader:
         """Return all metrics, or those of one name, by train_step.
 
         Args:
-            name: Which.
-            rolled_back: Also those of train_steps that were undone.
+            name: The name of the metric. If None, all metrics are returned.
+            rolled_back: Whether to include metrics of rolled back train_steps.
         """
         query = (
             "SELECT * FROM metrics WHERE (? IS NULL OR name = ?) AND rolled_back <= ?"
@@ -241,13 +241,13 @@ class JournalReader:
 
     @_reads
     def last_train_step(self) -> int:
-        """Return the largest number that the metrics of a train_step have; 0 without any."""
+        """Return the largest train_step of all metrics; 0 if there are none."""
         (last,) = self._db.execute("SELECT max(train_step) FROM metrics").fetchone()
         return int(last or 0)
 
     @_reads
     def returning(self) -> list[ReturningGroup]:
-        """Return the groups that wait to be done again, the oldest first."""
+        """Return the groups that are queued to run again, oldest first."""
         query = (
             "SELECT group_id, task, idx, attempt FROM tickets WHERE state = 'queued'"
             " ORDER BY group_id, idx"
@@ -259,13 +259,13 @@ class JournalReader:
 
     @_reads
     def group_ids(self) -> set[str]:
-        """Return the ids of all groups that were ever begun."""
+        """Return the ids of all groups that were ever started."""
         return {name for (name,) in self._db.execute("SELECT DISTINCT group_id FROM tickets")}
 
     def source_history(self) -> Iterator[tuple[str, Task, bool]]:
-        """Yield what was done with the task source: group id, task, and whether it was put back.
+        """Yield the uses of the task source: group id, task, and whether the task was put back.
 
-        A group's first dispatch is the moment its task was taken.
+        The first dispatch of a group is the time when its task was drawn.
         """
         query = (
             "SELECT t.group_id, t.task, e.kind = 'DropGroup' FROM events e JOIN tickets t ON"
@@ -282,7 +282,7 @@ class JournalReader:
 
     @_reads
     def newest_batch(self) -> int:
-        """Return the last version at which a batch was ever taken; -1 when there was none."""
+        """Return the last version at which a batch was taken; -1 if there was none."""
         (newest,) = self._db.execute("SELECT max(batch) FROM batches").fetchone()
         return -1 if newest is None else int(newest)
 
@@ -293,9 +293,9 @@ class JournalReader:
         return ordinal(last) + 1 if last else 0
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Yield every trajectory once: those on shards, then those the journal still holds."""
+        """Yield every trajectory once: first those in shards, then those still in the journal."""
         query = "SELECT DISTINCT shard FROM trajectories WHERE shard IS NOT NULL ORDER BY shard"
-        # One transaction is one view: what it does not find on a shard it finds as a blob.
+        # In one transaction, every trajectory is either in a shard or in a blob.
         with self.snapshot(), self.decoding():
             blobs = self._db.execute("SELECT content FROM blobs ORDER BY seq").fetchall()
             shards = [name for (name,) in _typed((str,), self._db.execute(query))]
@@ -315,7 +315,7 @@ class JournalReader:
     @staticmethod
     def _damaged(path: Path, error: BaseException) -> JournalError:
         why = first_line(f"{type(error).__name__}: {error}", limit=160)
-        return JournalError(f"{path} is damaged, or lacks a part ({why}): restore it from a copy")
+        return JournalError(f"{path} is damaged or incomplete ({why}): restore it from a copy")
 
     def _check_schema(self) -> None:
         version = dict(self._db.execute("SELECT key, value FROM meta")).get("schema_version", "0")
@@ -329,10 +329,10 @@ class JournalReader:
 
 
 def read_trajectories(run_dir: Path) -> Iterator[Trajectory]:
-    """Yield every trajectory of a run, failed ones too.
+    """Yield every trajectory of a run, including failed ones.
 
     Raises:
-        JournalError: When ``run_dir`` holds no journal.
+        JournalError: If ``run_dir`` contains no journal.
     """
     with JournalReader(run_dir) as reader:
         yield from reader.trajectories()
@@ -344,7 +344,7 @@ def ordinal(group_id: str) -> int:
 
 
 def _stored(row: type) -> tuple[tuple[type, ...], ...]:
-    """Return what types SQLite gives for each column of a row."""
+    """Return the types that SQLite returns for each column of a row."""
     hints = get_type_hints(row)
     names = [f.name for f in fields(row)] if is_dataclass(row) else list(hints)
     return tuple(_stored_as(hints[name]) for name in names)
@@ -360,32 +360,32 @@ def _stored_as(hint: Any) -> tuple[type, ...]:
 def _typed(
     kinds: Collection[type | tuple[type, ...]], rows: Iterable[tuple[Any, ...]]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield rows whose columns have these types.
+    """Yield rows, and check the types of their columns.
 
     Raises:
-        TypeError: For the first other one.
+        TypeError: If a row has other types.
     """
     known: set[tuple[type, ...]] = set()
     for row in rows:
         found = tuple(map(type, row))
-        if found not in known:  # rows of a table have few combinations
+        if found not in known:  # the rows of a table have few combinations of types
             if not all(map(isinstance, row, kinds)):
-                raise TypeError(f"a row of types {', '.join(kind.__name__ for kind in found)}")
+                raise TypeError(f"unexpected types {', '.join(kind.__name__ for kind in found)}")
             known.add(found)
         yield row
 
 
 def _batch_row(columns: tuple[Any, ...]) -> BatchRow:
-    """Return a batch, whose lists are kept as JSON."""
+    """Return a batch; its lists are stored as JSON."""
     values: list[Any] = [tuple(json.loads(c)) if str(c).startswith("[") else c for c in columns]
     row = BatchRow(*values)
     lists = {"group_ids": str, "staleness": int, "ticket_ids": str, "attempts": int}
     for name, kind in lists.items():
         value = getattr(row, name)
         if not isinstance(value, tuple) or not all(isinstance(one, kind) for one in value):
-            raise TypeError(f"{name} of a batch is no list of {kind.__name__}")
+            raise TypeError(f"{name} of a batch is not a list of {kind.__name__}")
     if len(row.ticket_ids) != len(row.attempts):
-        raise ValueError("a batch has other numbers of tickets and attempts")
+        raise ValueError("the numbers of tickets and attempts of a batch differ")
     return row
 
 
@@ -402,8 +402,8 @@ def _open(path: Path) -> sqlite3.Connection:
         db.execute("SELECT 1 FROM meta").fetchone()
     except sqlite3.OperationalError:
         db.close()
-        # A folder that cannot be written has no room for SQLite's shared memory; where no writer
-        # left a log behind, the file alone is the whole truth.
+        # SQLite cannot create its shared memory file in a read-only folder. If there is no
+        # write-ahead log, the database file is complete and can be opened as immutable.
         if path.with_name(f"{FILE}-wal").exists():
             raise
         db = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, isolation_level=None)

@@ -1,4 +1,4 @@
-"""The tables of the journal: their SQL, and the frozen rows that come out of them.
+"""The tables of the journal: their SQL schema, and frozen records for their rows.
 
 Takes: nothing. Gives: the schema and one record per table. Never: opens a database.
 """
@@ -24,19 +24,20 @@ TicketState = Literal[
     "dropped",
     "discarded_by_guard",
 ]
-"""``queued`` waits to be done again, since the run went back to an earlier version; ``failed``
-waits for its retry, ``finished`` for its group; ``discarded_by_guard`` was trained in a batch
-that the guard undid, and is not trained again."""
+"""``queued`` waits to run again after the run went back to an earlier version. ``failed`` waits for
+its retry, ``finished`` for its group. ``discarded_by_guard`` was trained in a batch that the guard
+rolled back, and is not trained again."""
 
 OPEN_STATES: tuple[TicketState, ...] = ("queued", "running", "finished", "failed", "training")
-"""States a ticket may not be in once the run has ended."""
+"""The states that no ticket may have after the end of the run."""
 
 BatchState = Literal["taken", "trained", "rolled_back"]
 
 STOPPED = "stopped"
-"""Why tickets were given up when the run was stopped; when it goes on, they come again."""
+"""The reason of tickets that were dropped because the run was stopped; a resumed run runs them
+again."""
 ROLLED_BACK = "rolled_back"
-"""Kind of the event that begins a new life of the run, from an earlier version."""
+"""Kind of the event that begins a new incarnation of the run, from an earlier version."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -76,13 +77,13 @@ CREATE INDEX IF NOT EXISTS metrics_by_name ON metrics (name, train_step);
 
 
 def config_digest(config: str) -> str:
-    """Return what ``config_hash`` of the table ``meta`` is for a config's JSON."""
+    """Return the ``config_hash`` of the table ``meta`` for a config's JSON."""
     return blake2b(config.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class TicketRow:
-    """Where a ticket stands."""
+    """The current state of one ticket."""
 
     ticket_id: str
     group_id: str
@@ -91,21 +92,21 @@ class TicketRow:
     """JSON of ``[env_id, split, index, seed]``."""
     state: TicketState
     attempt: int
-    """The last one dispatched."""
+    """The last dispatched attempt."""
     start_version: int
     batch: int | None
     """Number of the batch that took it."""
     reason: str
     """Why it is lost, aborted, dropped or queued."""
     life: int
-    """Of the run, when it was last dispatched: how often the run had gone back until then."""
+    """Incarnation of the run at its last dispatch: the number of rollbacks until then."""
     rolled_back: int
-    """How often a batch that held it was undone."""
+    """Number of rolled back batches that contained it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """Something that happened."""
+    """One event."""
 
     seq: int
     time_s: float
@@ -120,24 +121,24 @@ class EventRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """One batch the trainer took."""
+    """One batch that the trainer took."""
 
     seq: int
     time_s: float
     batch: int
-    """The trainer's policy_version when it took it."""
+    """The trainer's policy_version when it took the batch."""
     state: BatchState
     group_ids: tuple[str, ...]
     staleness: tuple[int, ...]
-    """Of each group, in versions."""
+    """Staleness of each group, in versions."""
     ticket_ids: tuple[str, ...]
     attempts: tuple[int, ...]
-    """Of each ticket: the one that was trained on."""
+    """The trained attempt of each ticket."""
     life: int
 
 
 class AttemptRow(NamedTuple):
-    """What the account of a run needs of a trajectory; there may be very many."""
+    """The columns of a trajectory that an audit needs; a run may have very many."""
 
     ticket_id: str
     attempt: int
@@ -149,7 +150,7 @@ class AttemptRow(NamedTuple):
 
 
 class OutcomeRow(NamedTuple):
-    """When an attempt ran, and what came of it; there may be very many."""
+    """The time and the outcome of an attempt; a run may have very many."""
 
     time_s: float
     """When it ended, in seconds since 1970."""
@@ -164,11 +165,11 @@ class MetricRow:
     """One metric of one train_step."""
 
     train_step: int
-    """Number of the report, from 1, in the order of writing: whether or not its update was taken,
-    and never used again. In older journals two batches may share one."""
+    """Number of the report, from 1, in the order of writing. Skipped updates count too, and numbers
+    are never reused. In older journals, two batches may share a number."""
     policy_version: int
     name: str
     value: float | None
-    """None when it was not a number."""
+    """None if it was not a number."""
     rolled_back: bool
-    """True when the train_step was undone; what was trained instead has other numbers."""
+    """True if the train_step was rolled back; its replacements have other numbers."""

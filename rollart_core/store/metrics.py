@@ -1,11 +1,11 @@
-"""The numbers of a run: of a batch for journal and trackers, of the RL phase for the report.
+"""The metrics of a batch, for journal and trackers, and the totals of the RL phase, for the report.
 
     trajectories of a batch  --> flat metrics by name
-    weight swaps             --> :class:`SwapLedger`: what each engine's swaps cost
-    trajectories, batches    --> :class:`Totals`: generated, trained, undone
+    weight swaps             --> :class:`SwapLedger`: the cost of each engine's swaps
+    trajectories, batches    --> :class:`Totals`: generated, trained, rolled back
 
-Takes: records. Gives: numbers by name. Never: mixes the stall of one engine with another's, or
-counts work that a roll-back undid among what was trained.
+Takes: records. Gives: numbers by name. Never: mixes the stalls of two engines, or counts rolled
+back work as trained.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rollart_core.scheduling.events import Snapshot
 from rollart_core.types import Group, Sample, Trajectory
 
 NGRAM, WINDOW_TOKENS, MOST_SAMPLES = 4, 1024, 64
-"""Repeated text: length of what repeats, tokens within which it counts, samples looked at."""
+"""Repeated text: length of an n-gram, window in tokens, maximum number of samples examined."""
 
 GAUGES = frozenset(
     name
     for name in Snapshot.__dataclass_fields__
     if name.startswith("num_") or name.endswith("_version")
 )
-"""Fields of a snapshot of which the last life's say where things stand; all others are summed."""
+"""Snapshot fields that keep the value of the last incarnation; all other fields are summed."""
 
 
 def rollout_metrics(groups: Sequence[Group], policy_version: int) -> dict[str, float]:
-    """Return what the trajectories of a batch were like.
+    """Return the metrics of the trajectories of a batch.
 
     Args:
         groups: The batch.
@@ -58,7 +58,7 @@ def rollout_metrics(groups: Sequence[Group], policy_version: int) -> dict[str, f
 
 
 def env_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
-    """Return what those of each environment were like, and how many they were."""
+    """Return the metrics and the number of trajectories of each environment."""
     by_env: dict[str, list[Trajectory]] = {}
     for trajectory in members:
         by_env.setdefault(trajectory.ticket.task.env_id, []).append(trajectory)
@@ -74,17 +74,17 @@ def env_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def repeated_share(samples: Sequence[Sample], least: int = 1) -> float | None:
-    """Return the share of the sampled text that repeats what stands shortly before it.
+    """Return the share of the sampled text that repeats earlier text.
 
-    That is the share of 4-grams of sampled tokens that occurred earlier within the same 1,024
+    This is the share of 4-grams of sampled tokens that occurred earlier within the same 1,024
     sampled tokens of the same sample.
 
     Args:
-        samples: Of a batch; at most 64 are looked at, evenly spaced.
-        least: Fewest 4-grams that a share is taken of.
+        samples: The samples of a batch; at most 64 are examined, evenly spaced.
+        least: The minimum number of 4-grams.
 
     Returns:
-        0 to 1; None when there are fewer 4-grams.
+        0 to 1; None if there are fewer 4-grams.
     """
     import numpy as np
 
@@ -98,7 +98,7 @@ def repeated_share(samples: Sequence[Sample], least: int = 1) -> float | None:
             if count < 1:
                 continue
             grams = np.zeros(count, np.uint64)
-            for i in range(NGRAM):  # a polynomial modulo 2^64 stands for the 4-gram
+            for i in range(NGRAM):  # hash each 4-gram as a polynomial modulo 2^64
                 grams = grams * np.uint64(6364136223846793005) + window[i : i + count]
             total += count
             repeated += count - len(np.unique(grams))
@@ -106,7 +106,7 @@ def repeated_share(samples: Sequence[Sample], least: int = 1) -> float | None:
 
 
 def staleness_histogram(groups: Sequence[Group], policy_version: int) -> Counter[int]:
-    """Return how many samples of a batch have which staleness, in versions."""
+    """Return the number of samples of a batch by staleness, in versions."""
     histogram: Counter[int] = Counter()
     for group in groups:
         for trajectory in group.trajectories:
@@ -115,7 +115,7 @@ def staleness_histogram(groups: Sequence[Group], policy_version: int) -> Counter
 
 
 def components_mean(trajectories: Iterable[Trajectory]) -> Mapping[str, float]:
-    """Return the mean of each reward component over the trajectories that have it."""
+    """Return the mean of each reward component over the trajectories that contain it."""
     sums: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.reward_components.items():
@@ -130,21 +130,21 @@ def _mean(values: Iterable[float]) -> float:
 
 @dataclass(slots=True)
 class EngineSwaps:
-    """Of one engine."""
+    """The sums of one engine's weight swaps."""
 
     num_swaps: int = 0
     stall_s: float = 0.0
-    """How long it generated nothing because of them, together."""
+    """Total time without generation because of swaps, in seconds."""
     stall_s_max: float = 0.0
     fetch_s: float = 0.0
     num_bytes: int = 0
     moved_bytes: int = 0
     num_recomputed_tokens: int = 0
     num_restarted: int = 0
-    """Generations that began again (``rollout.in_flight: restart``)."""
+    """Number of restarted generations (``rollout.in_flight: restart``)."""
 
     def add(self, swap: WeightSwap) -> None:
-        """Count one more."""
+        """Add one swap."""
         self.num_swaps += 1
         self.stall_s += swap.stall_s
         self.stall_s_max = max(self.stall_s_max, swap.stall_s)
@@ -156,20 +156,20 @@ class EngineSwaps:
 
 
 class SwapLedger:
-    """The swaps of a run."""
+    """The weight swaps of a run."""
 
     def __init__(self) -> None:
         self._new: list[WeightSwap] = []
         self._engines: dict[str, EngineSwaps] = {}
 
     def add(self, swaps: Sequence[WeightSwap]) -> None:
-        """Take note of a swap of each engine."""
+        """Add one swap of each engine."""
         self._new.extend(swaps)
         for swap in swaps:
             self._engines.setdefault(swap.engine or "engine", EngineSwaps()).add(swap)
 
     def batch_metrics(self, publication: Publication) -> dict[str, float]:
-        """Return metrics of a publication, and of the swaps since this was last asked for."""
+        """Return metrics of a publication, and of the swaps since the last call."""
         swaps, self._new = self._new, []
         moved = publication.moved_bytes
         metrics = {
@@ -187,55 +187,55 @@ class SwapLedger:
         return metrics
 
     def begin_again(self) -> None:
-        """Forget the swaps since the last batch: it was undone."""
+        """Discard the swaps since the last batch, which was rolled back."""
         self._new.clear()
 
     def totals(self) -> dict[str, dict[str, float]]:
-        """Return the sums of each engine."""
+        """Return the sums by engine."""
         return {name: asdict(engine) for name, engine in sorted(self._engines.items())}
 
 
 @dataclass(slots=True)
 class Lengths:
-    """Trajectories, their tokens and their turns."""
+    """Numbers of trajectories, tokens and turns."""
 
     num: int = 0
     tokens: int = 0
     turns: int = 0
 
     def add(self, trajectory: Trajectory) -> None:
-        """Count one more."""
+        """Add one trajectory."""
         self.num += 1
         self.tokens += trajectory.num_tokens
         self.turns += len(trajectory.turns)
 
     def __add__(self, other: Lengths) -> Lengths:
-        """Return both together."""
+        """Return the sums of both."""
         return Lengths(self.num + other.num, self.tokens + other.tokens, self.turns + other.turns)
 
     def means(self, name: str) -> dict[str, float]:
-        """Return mean tokens and turns; 0 without any."""
+        """Return the mean tokens and turns; 0 without trajectories."""
         n = max(self.num, 1)
         return {f"{name}_tokens_mean": self.tokens / n, f"{name}_turns_mean": self.turns / n}
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTotals:
-    """What one batch adds."""
+    """The contribution of one batch to the totals."""
 
     train_steps: int
-    """Updates that were taken."""
+    """Number of applied updates."""
     skipped_updates: int
     staleness: Counter[int]
     lengths: Lengths
     by_env: Counter[str] = field(default_factory=Counter)
-    """Trajectories."""
+    """Number of trajectories by environment."""
 
     @classmethod
     def of(
         cls, members: Sequence[Trajectory], staleness: Counter[int], updates: Sequence[bool]
     ) -> BatchTotals:
-        """Sum up a batch; ``updates`` says of each of its reports whether its update was taken."""
+        """Summarise a batch; ``updates`` holds for each report whether its update was applied."""
         lengths = Lengths()
         for trajectory in members:
             lengths.add(trajectory)
@@ -245,19 +245,19 @@ class BatchTotals:
 
 
 def is_update(metrics: Mapping[str, float]) -> bool:
-    """Return whether the update of a report was taken: one without signal, or skipped, was not."""
+    """Return whether the update of a report was applied, not skipped or without signal."""
     return metrics.get("updated", 1.0) > 0
 
 
 @dataclass(slots=True)
 class EnvTotals:
-    """What the attempts of one environment came to."""
+    """The sums over the attempts of one environment."""
 
     finished: int = 0
     successes: int = 0
     score: float = 0.0
     reward: float = 0.0
-    """Sums over those that finished."""
+    """Score and reward are sums over the finished attempts."""
     failures: Counter[str] = field(default_factory=Counter)
     """Kind -> attempts."""
 
@@ -269,7 +269,7 @@ class EnvTotals:
         self.reward += trajectory.reward or 0.0
 
     def as_dict(self, trained: int) -> dict[str, Any]:
-        """Return it as plain JSON, means of what finished."""
+        """Return the totals as plain JSON, with means over the finished attempts."""
         n = max(self.finished, 1)
         rollout = {"success": self.successes, "score": self.score, "reward": self.reward}
         return {
@@ -292,18 +292,18 @@ class Totals:
     finished: Lengths = field(default_factory=Lengths)
     envs: dict[str, EnvTotals] = field(default_factory=dict)
     by_batch: dict[int, BatchTotals] = field(default_factory=dict)
-    """Of the batches that stand, by the version they were trained at."""
+    """The batches that are not rolled back, by the version at which they were trained."""
     undone: Counter[str] = field(default_factory=Counter)
     scheduler: dict[str, Any] = field(default_factory=dict)
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the phase began; 0 before."""
+        """Seconds since the phase began; 0 if it has not begun."""
         return time.perf_counter() - self.began if self.began else 0.0
 
     @property
     def num_batches(self) -> int:
-        """How many batches stand."""
+        """The number of batches that are not rolled back."""
         return len(self.by_batch)
 
     def finish(self, trajectory: Trajectory) -> None:
@@ -321,7 +321,7 @@ class Totals:
         self._of(trajectory).failures[kind] += 1
 
     def roll_back(self, policy_version: int) -> None:
-        """Take back what was trained from ``policy_version`` on."""
+        """Remove the batches trained from ``policy_version`` on."""
         for version in [v for v in self.by_batch if v >= policy_version]:
             batch = self.by_batch.pop(version)
             self.undone["batches"] += 1
@@ -337,7 +337,7 @@ class Totals:
         self.scheduler = now
 
     def by_env(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return what became of the attempts of each environment."""
+        """Return the outcomes of the attempts of each environment."""
         trained = sum((b.by_env for b in self.by_batch.values()), Counter[str]())
         return {name: self.envs.get(name, EnvTotals()).as_dict(trained[name]) for name in names}
 
@@ -345,7 +345,7 @@ class Totals:
         return self.envs.setdefault(trajectory.ticket.task.env_id, EnvTotals())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what the report says of the RL phase."""
+        """Return the report's entries about the RL phase."""
         wall_s = max(self.wall_s, 1e-9)
         batches = self.by_batch.values()
         trained = sum((b.lengths for b in batches), Lengths())

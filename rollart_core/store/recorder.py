@@ -1,7 +1,8 @@
-"""Keeps what happens in a run: in the journal, with the trackers and hooks, and in a few totals.
+"""The recorder of a run: passes its events to journal, trackers, hooks and totals.
 
-Takes: what the controller reports. Gives: the totals of a report. Never: decides anything. A
-tracker that raises is switched off with a message; a journal that cannot write ends the run.
+Takes: the events of the controller. Gives: the totals of a report. Never: makes decisions about
+the schedule. A tracker that raises is disabled with a message; a journal that cannot write ends the
+run.
 """
 
 from __future__ import annotations
@@ -53,29 +54,29 @@ from rollart_core.types import Group, Task, Ticket, Trajectory
 
 
 class StatefulTasks(Protocol):
-    """A task source, as far as a checkpoint is concerned."""
+    """A task source whose position a checkpoint can store."""
 
     def state(self) -> TaskSourceState:
-        """Return where it stands."""
+        """Return the current position as plain values."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """What a checkpoint is made of."""
+    """The components that a checkpoint saves."""
 
     trainer: CallTrainer
     source: StatefulTasks
     wall_s: float = 0.0
     """Seconds of the RL phase before this process."""
     num_requeued: int = 0
-    """Tasks put back into the source before this process."""
+    """Number of tasks put back into the source before this process."""
 
 
 class RunRecorder:
     """Implements :class:`rollart_core.scheduling.controller.Recorder`."""
 
     def __init__(self, run: ResolvedRun, run_dir: Path, observer: RunObserver) -> None:
-        """Describe it; ``start`` opens files."""
+        """Create the recorder; ``start`` opens the files."""
         self._run = run
         self.run_dir = run_dir
         self._observer = observer
@@ -95,17 +96,17 @@ class RunRecorder:
         self._next_ordinal = 0
         self._num_requeued = 0
         self.saved_version = -1
-        """Policy version of the newest checkpoint that was taken or loaded."""
+        """Policy version of the last checkpoint that was written or loaded."""
         self._train_step = 0
         self._last_report = 0
         self._swaps = SwapLedger()
         self.validations = Validations(run.config.checkpoint.keep_best, run.config.stop.when)
-        """Those that stand."""
+        """The validations that are not rolled back."""
         self.gauges: Callable[[], Mapping[str, float]] = dict
-        """What parts there are and what they have to do, for the metrics."""
+        """Returns gauges of the workers and their load, for the metrics."""
 
     def start(self) -> None:
-        """Open the journal, start the trackers, tell the hooks."""
+        """Open the journal, start the trackers, and call the hooks."""
         config = self._run.as_dict()
         self._journal = Journal(self.run_dir, config)
         with JournalReader(self.run_dir) as journal:
@@ -119,27 +120,27 @@ class RunRecorder:
         plugins().observe("rollart_run_started", run_dir=self.run_dir, config=config)
 
     def plan(self, plan: CheckpointPlan) -> None:
-        """Checkpoints can be taken from here on."""
+        """Set the components of checkpoints; from now on, checkpoints can be taken."""
         self._plan = plan
         self._num_requeued = plan.num_requeued
 
     def begin_training(self) -> None:
-        """The RL phase begins."""
+        """Begin the RL phase."""
         self._totals = Totals(began=time.perf_counter())
 
     def end_incarnation(self, snapshot: Snapshot) -> None:
-        """A life of the RL phase is over, and the phase with its last one."""
+        """End an incarnation of the RL phase; the last one ends the phase."""
         self._totals.end_incarnation(snapshot)
 
     async def go_back(self, state: RunState, reason: str) -> RunStarted:
-        """Begin a new life at a checkpoint: a resume, a lost trainer, or a trip of the guard.
+        """Begin a new incarnation at a checkpoint: a resume, a lost trainer, or a guard trip.
 
         Args:
-            state: Of the checkpoint, whose weights the trainer holds.
-            reason: Why.
+            state: State of the checkpoint, whose weights the trainer holds.
+            reason: The reason of the rollback.
 
         Returns:
-            What the scheduler begins with.
+            The first event for the scheduler.
         """
         version = state.policy_version
         as_version, last = await self.goes_on_as(state), self.guard.last
@@ -159,11 +160,11 @@ class RunRecorder:
         return started
 
     async def load_newest(self, trainer: CallTrainer) -> RunState:
-        """Load the newest checkpoint that can be loaded, with what the guard knew of it.
+        """Load the newest loadable checkpoint, with the guard's state in it.
 
         Raises:
-            ConfigError: When there is none.
-            TrainerLost: When the trainer died over it.
+            ConfigError: If there is none.
+            TrainerLost: If the trainer died while loading it.
         """
         if self.guard.last is not None:
             await self.checkpoints.discard(*self.guard.last.discards)
@@ -174,18 +175,18 @@ class RunRecorder:
         return state
 
     async def goes_on_as(self, state: RunState) -> int:
-        """Return what the weights of a checkpoint are called from now on."""
+        """Return the version with which the weights of a checkpoint continue."""
         await asyncio.to_thread(self._log.flush)
         with JournalReader(self.run_dir) as journal:
             return self.guard.goes_on_as(state.policy_version, journal.newest_batch())
 
     async def tripped(self, trip: Trip, version: int, as_version: int) -> None:
-        """Keep a trip of the guard, with the checkpoint to go back to; nothing is undone yet.
+        """Record a trip of the guard and the checkpoint to go back to; nothing is rolled back yet.
 
         Args:
-            trip: Why.
-            version: Of the trainer when it took the batch.
-            as_version: Above all versions that were used.
+            trip: The reason.
+            version: Version of the trainer when it took the batch.
+            as_version: The new version, above all used versions.
         """
         back_to = self.checkpoints.last_good(min(version, trip.since_version))
         rollback = self.guard.tripped(trip, version, back_to, as_version)
@@ -194,7 +195,7 @@ class RunRecorder:
         self._observer.message(self.guard.message())
 
     async def checkpoint(self, policy_version: int) -> None:
-        """Take a checkpoint, unless there is one of this version."""
+        """Take a checkpoint, unless this version already has one."""
         if policy_version == self.saved_version:
             return
         plan, totals = self._plan, self._totals
@@ -215,16 +216,16 @@ class RunRecorder:
         await plan.trainer(
             "save", str(folder), policy_version=policy_version, train_step=self._train_step
         )
-        # What a checkpoint builds on is in the journal before the checkpoint counts as one.
+        # The journal must contain all records before a checkpoint that depends on them is complete.
         await asyncio.to_thread(self._log.flush)
         await self.checkpoints.finish(state)
         self.saved_version = policy_version
 
     def validated(self, policy_version: int, result: EvaluationResult, wall_s: float) -> Validation:
-        """Keep a validation.
+        """Record a validation.
 
         Raises:
-            ConfigError: When the run follows a metric that none of its environments has.
+            ConfigError: If the run uses a metric that none of its environments reports.
         """
         made = self.validations.add(policy_version, result)
         self._log.event("validation", made.as_dict(), policy_version=policy_version)
@@ -235,10 +236,10 @@ class RunRecorder:
         return made
 
     async def keep_best(self, policy_version: int) -> None:
-        """Keep the checkpoint of the best validation whose weights there are.
+        """Keep the checkpoint of the best validation whose weights still exist.
 
         Args:
-            policy_version: What the trainer holds.
+            policy_version: The version of the trainer.
         """
         while (best := self.validations.best) is not None:
             version = best.policy_version
@@ -253,10 +254,10 @@ class RunRecorder:
     async def keep_good(self, policy_version: int) -> None:
         """Keep the checkpoint of a version that passed its validation, if there is a guard.
 
-        It passed unless it lies below the best one by more than its interval.
+        It passed unless it is below the best one by more than its interval.
 
         Args:
-            policy_version: What the trainer holds, and was validated last.
+            policy_version: The version of the trainer, which was validated last.
         """
         last = self.validations.last
         if self.guard.is_on and last and last.num_episodes and not self.validations.fell():
@@ -264,7 +265,7 @@ class RunRecorder:
             self.checkpoints.mark("good", policy_version, self.validations.point(last) or {})
 
     def close(self, report: Mapping[str, object]) -> None:
-        """Flush and close everything, and tell the hooks."""
+        """Flush and close everything, and call the hooks."""
         for tracker in list(self._trackers):
             self._guard(tracker, "close")
         try:
@@ -278,19 +279,19 @@ class RunRecorder:
         self._observer.message(text)
 
     def event(self, kind: str, payload: Mapping[str, object]) -> None:
-        """Keep anything else that happened; ``payload`` is plain JSON."""
+        """Record any other event; ``payload`` is plain JSON."""
         self._log.event(kind, payload)
 
-    # What the controller reports
+    # Events of the controller
 
     def dispatched(self, ticket: Ticket, start_version: int) -> None:
-        """An attempt begins."""
+        """Record that an attempt begins."""
         self._open[ticket.group_id] = ticket.task
         self._next_ordinal = max(self._next_ordinal, ordinal(ticket.group_id) + 1)
         self._log.dispatched(ticket, start_version)
 
     def ended(self, trajectory: Trajectory) -> None:
-        """An attempt ended, well or not."""
+        """Record that an attempt ended, successfully or not."""
         self._log.trajectory(trajectory)
         plugins().observe("rollart_trajectory_finished", trajectory=trajectory)
         if trajectory.failure is not None:
@@ -299,28 +300,28 @@ class RunRecorder:
         self._totals.finish(trajectory)
 
     def cancelled(self, trajectory: Trajectory) -> None:
-        """An attempt was cut off on purpose, and came as far as its turns say."""
+        """Record that an attempt was cancelled on purpose, with its turns so far."""
         self._log.trajectory(trajectory)
 
     def decided(self, action: LoseTicket | AbortEpisode | DropGroup | StopRun) -> None:
-        """The scheduler gave something up."""
+        """Record that the scheduler gave something up."""
         if isinstance(action, DropGroup):
             self._open.pop(action.group_id, None)
             self._num_requeued += action.requeued
         self._log.decided(action)
 
     def batch_taken(self, groups: Sequence[Group], policy_version: int) -> None:
-        """The trainer begins a batch."""
+        """Record that the trainer begins a batch."""
         for group in groups:
             self._open.pop(group.group_id, None)
         self._log.batch_taken(groups, policy_version)
 
     def swapped(self, swaps: Sequence[WeightSwap]) -> None:
-        """All engines hold a new version."""
+        """Record that all engines hold a new version."""
         self._swaps.add(swaps)
 
     async def batch_trained(self, record: BatchRecord) -> None:
-        """Keep a batch's metrics, and take a checkpoint when one is due."""
+        """Record a batch's metrics, and take a checkpoint if one is due."""
         members = [t for g in record.groups for t in g.trajectories]
         staleness = staleness_histogram(record.groups, record.policy_version)
         self._totals.by_batch[record.policy_version] = BatchTotals.of(
@@ -340,15 +341,15 @@ class RunRecorder:
             await self.checkpoint(version)
 
     def totals(self) -> dict[str, Any]:
-        """Return what the report says of the RL phase."""
+        """Return the report's entries about the RL phase."""
         more = {"weights": self._swaps.totals(), "guard": self.guard.report()}
         return {**self._totals.as_dict(), **more}
 
     def totals_by_env(self) -> dict[str, dict[str, Any]]:
-        """Return what became of the attempts of each environment."""
+        """Return the outcomes of the attempts of each environment."""
         return self._totals.by_env(env.name for env in self._run.envs)
 
-    # Parts of the above
+    # Helpers
 
     @property
     def _log(self) -> Journal:
@@ -407,7 +408,7 @@ class RunRecorder:
         self._observer.progress(min(1.0, max(done)), line)
 
     def _comeback(self, state: RunState) -> tuple[RunStarted, list[Validation]]:
-        """Read from the journal which groups come again, and which validations stand."""
+        """Read from the journal the groups to run again and the valid validations."""
         with JournalReader(self.run_dir) as journal:
             returning = {g.group_id: g for g in journal.returning()}
             known = journal.group_ids()
@@ -429,5 +430,5 @@ class RunRecorder:
             if is_from_outside(e):
                 raise
             name, why = type(tracker).__name__, described(e)
-            self._observer.message(f"The tracker {name} is switched off: {method} raised {why}")
+            self._observer.message(f"The tracker {name} is disabled: {method} raised {why}")
             self._trackers.remove(tracker)

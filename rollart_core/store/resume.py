@@ -1,7 +1,7 @@
-"""Going on with a run: whether it may be, and where its task source stands.
+"""Resuming a run: checks of the config, and the position of the task source.
 
-Takes: a run directory and a resolved config. Gives: an error that names what does not fit, or a
-source that goes on where the journal ends. Never: writes anything.
+Takes: a run directory and a resolved config. Gives: an error that names the differing keys, or a
+task source that continues where the journal ends. Never: writes anything.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ FREE_KEYS = (
     "warm_start",
     "weights",
 )
-"""What may be otherwise when a run goes on: where and how fast, for how long, watched by whom, and
-how large an update is. All else decides what is trained, or is promised of it."""
+"""Keys that may change when a run is resumed: hardware, speed, duration, monitoring, and the size
+of an update. All other keys determine what is trained, or which guarantees hold."""
 
 
 BEFORE: Mapping[str, object] = {"task_seeds": "by_index"}
-"""Keys that an earlier release did not have, and what its runs did without them."""
+"""Keys that an earlier release did not have, and the behaviour of its runs as a value."""
 
 
 class RestorableTasks(Protocol):
-    """A task source that can go on."""
+    """A task source that can be restored."""
 
     def given(self, task: Task) -> None:
-        """Go past a task that was given out before."""
+        """Skip a task that was drawn before."""
 
     def requeue(self, task: Task) -> None:
         """Put a task back."""
 
     def restore(self, state: TaskSourceState) -> None:
-        """Go on from ``state``."""
+        """Continue from ``state``."""
 
 
 def check_resume(run_dir: Path, config: Mapping[str, object]) -> None:
-    """Refuse to go on where that must fail, before anything starts.
+    """Check before anything starts that a run can be resumed.
 
     Raises:
-        ConfigError: Saying why, and how to mend it.
+        ConfigError: If it cannot, with the reason and a fix.
     """
     check_same_run(run_dir, config)
     with run_lock(run_dir):
@@ -75,25 +75,25 @@ def check_resume(run_dir: Path, config: Mapping[str, object]) -> None:
 
 
 def settings_before(config: Mapping[str, object]) -> list[str]:
-    """Return what a config that an earlier release wrote leaves out, as ``KEY=VALUE``."""
+    """Return the keys missing in the config of an earlier release, as ``KEY=VALUE``."""
     return [f"{key}={value}" for key, value in BEFORE.items() if key not in config]
 
 
 def check_same_run(run_dir: Path, config: Mapping[str, object]) -> None:
-    """Refuse to go on in a run with a config that makes another run of it.
+    """Check that a config does not change what the run trains.
 
     Args:
         run_dir: The run directory.
-        config: The resolved config to go on with.
+        config: The resolved config to resume with.
 
     Raises:
-        ConfigError: Naming the keys, or what is wrong with the journal.
+        ConfigError: If keys differ, with their names, or if the journal cannot be read.
     """
     try:
         with JournalReader(run_dir) as journal:
             recorded = journal.config()
     except JournalError as e:
-        raise ConfigError(f"--resume {run_dir}: its journal cannot be gone on with: {e}") from e
+        raise ConfigError(f"--resume {run_dir}: its journal cannot be continued: {e}") from e
     now = dict(_flat(config))
     before = {k: v for k, v in BEFORE.items() if k in now} | dict(_flat(recorded))
     differing = [
@@ -104,13 +104,13 @@ def check_same_run(run_dir: Path, config: Mapping[str, object]) -> None:
     differing += _other_tasks(before, now)
     if differing:
         raise ConfigError(
-            f"--resume {run_dir}: this is the journal of another config: {'; '.join(differing)}. "
-            "Leave these as they were, or start a new run"
+            f"--resume {run_dir}: its journal has a different config: {'; '.join(differing)}. "
+            "Set these keys to the values of the run, or start a new run"
         )
 
 
 def _other_tasks(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """Return the keys by which other training tasks are held out for validation than before."""
+    """Return the changed keys that would hold out other training tasks for validation."""
     keys = [f"evaluation.{key}" for key in ("every_batches", "validation_tasks")]
     held_out = [
         tuple(config.get(key) for key in keys[1:])
@@ -129,13 +129,13 @@ def _other_tasks(before: Mapping[str, object], now: Mapping[str, object]) -> lis
 
 
 def restore_source(source: RestorableTasks, state: RunState, run_dir: Path) -> int:
-    """Bring a task source to where the journal ends, from where a checkpoint knew it.
+    """Advance a task source from its position in a checkpoint to the end of the journal.
 
-    All groups since are known to the journal and come again as themselves, so their tasks are gone
-    over here.
+    The journal contains all later groups, and they run again with the same ids. So their tasks are
+    skipped here.
 
     Returns:
-        How many tasks the run has put back so far.
+        The number of tasks that the run has put back so far.
     """
     source.restore(state.task_source)
     num_requeued = 0

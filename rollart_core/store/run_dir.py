@@ -1,6 +1,6 @@
-"""The run directory: what lies where, who writes it, and what a checkpoint knows besides weights.
+"""The run directory: its paths, its lock, and the state in a checkpoint besides the weights.
 
-Takes: a config. Gives: paths, and a lock. Never: overwrites a run; a new one gets a new name.
+Takes: a config. Gives: paths, and a lock. Never: overwrites a run; a new run gets a new name.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rollart_core.scheduling.tasks import TaskSourceState
 from rollart_core.types import Task
 
 TRAINED_MODEL = "model-trained"
-"""Folder of the model that a run has trained; it is written at the end."""
+"""Folder of the trained model; it is written at the end of a run."""
 STATE_FILE = "run_state.json"
-"""Of a checkpoint; written last."""
+"""State file of a checkpoint; it is written last."""
 LOCK_FILE = "lock"
 
 
 def new_run_dir(runs_dir: str, name: str) -> Path:
-    """Make ``<runs_dir>/<name>-<time>`` and return it.
+    """Create ``<runs_dir>/<name>-<time>`` and return its path.
 
     Raises:
-        ConfigError: When it cannot be made.
+        ConfigError: If it cannot be created.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{i}" for i in range(2, 100))):
@@ -41,27 +41,27 @@ def new_run_dir(runs_dir: str, name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as e:
-            raise ConfigError(f"runs_dir: cannot make {path}: {e.strerror}") from e
+            raise ConfigError(f"runs_dir: cannot create {path}: {e.strerror}") from e
         return path.resolve()
     raise ConfigError(f"runs_dir: too many runs named {name}-{stamp} in {runs_dir}")
 
 
 def runs_dir_fault(runs_dir: str) -> str | None:
-    """Say why no run directory can be made in ``runs_dir``; None when it seems that one can."""
+    """Return why no run directory can be created in ``runs_dir``; None if no problem is found."""
     folder = Path(runs_dir)
     while not (folder.exists() or folder.is_symlink()) and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():
-        return f"{folder} is no folder: name one that is there, or that can be made"
+        return f"{folder} is not a folder: set a folder that exists or can be created"
     if not os.access(folder, os.W_OK | os.X_OK):
-        return f"{folder} cannot be written to: name another folder, or change its permissions"
+        return f"{folder} cannot be written to: set another folder, or change its permissions"
     return None
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Write a file beside and rename it, so that a reader never sees half of it.
+    """Write a temporary file and rename it, so that a reader never sees a partial file.
 
-    What is not finite becomes null.
+    Numbers that are not finite become null.
     """
     beside = path.with_suffix(path.suffix + ".part")
     beside.write_text(strict_json.dumps(content) + "\n", encoding="utf-8")
@@ -70,35 +70,35 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a checkpoint knows besides the weights."""
+    """The state of a run in a checkpoint, besides the weights."""
 
     policy_version: int
     train_step: int
     task_source: TaskSourceState
     next_ordinal: int
-    """Number of the first group that had not been begun."""
+    """Number of the first group that had not been started."""
     num_requeued: int
-    """Tasks that had been put back into the source."""
+    """Number of tasks that had been put back into the source."""
     open_groups: Mapping[str, Task]
-    """Each group that was begun and neither trained nor dropped; the journal knows more of it."""
+    """Groups that were started and neither trained nor dropped; the journal has their details."""
     train_wall_s: float
     validations: Sequence[Mapping[str, Any]] = ()
-    """Those so far, as ``Validation.as_dict`` of ``scheduling.validations`` gives them."""
+    """The validations so far, as returned by ``scheduling.validations.Validation.as_dict``."""
     guard: Mapping[str, Any] = field(default_factory=dict)
-    """What the guard knows of the batches so far; nothing when it is off."""
+    """The guard's statistics of the batches so far; empty if it is off."""
     lr_factor: float = 1.0
-    """What the guard has multiplied the learning rate by."""
+    """The guard's factor of the learning rate."""
 
     def write(self, folder: Path, files: Mapping[str, object]) -> None:
-        """Put it beside the weights, with what is to be known of their ``files``."""
+        """Write the state to the checkpoint, with sizes and checksums of its ``files``."""
         write_json(folder / STATE_FILE, {**asdict(self), "files": files})
 
     @classmethod
     def read(cls, folder: Path) -> RunState:
-        """Read it back.
+        """Read the state of a checkpoint.
 
         Raises:
-            ValueError: When it is not one that this release wrote.
+            ValueError: If this release cannot read it.
         """
         try:
             content = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
@@ -114,22 +114,22 @@ class RunState:
                 ),
             )
         except (KeyError, TypeError, AttributeError) as e:
-            raise ValueError(f"{STATE_FILE} is not of this release: {e}") from e
+            raise ValueError(f"{STATE_FILE} is from another release: {e}") from e
 
 
 def checkpoint_folder(run_dir: Path, policy_version: int) -> Path:
-    """Return where the checkpoint of a version lies."""
+    """Return the folder of the checkpoint of a version."""
     return run_dir / "checkpoints" / f"v{policy_version:06d}"
 
 
 @contextmanager
 def run_lock(run_dir: Path) -> Iterator[None]:
-    """Hold a run directory: one process at a time writes to it.
+    """Lock a run directory, so that only one process writes to it.
 
-    The lock is the operating system's, on a file, and ends with its process.
+    This is a file lock of the operating system, which is released when the process ends.
 
     Raises:
-        ConfigError: When another process holds it.
+        ConfigError: If another process holds the lock.
     """
     descriptor = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -138,8 +138,8 @@ def run_lock(run_dir: Path) -> Iterator[None]:
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "?"
             raise ConfigError(
-                f"{run_dir} is in use: process {holder} of this machine, or of one that shares the "
-                "folder, is running it; wait for its end or interrupt it first"
+                f"{run_dir} is in use: process {holder}, on this machine or on another one that "
+                "shares the folder, runs it; wait until it ends, or interrupt it"
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

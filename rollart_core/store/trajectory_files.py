@@ -1,8 +1,8 @@
-"""Trajectories as Parquet: one row a trajectory, shards written beside and renamed.
+"""Trajectories as Parquet: one row per trajectory; a shard is written, then renamed.
 
 Takes: :class:`Trajectory` records. Gives: Parquet shards, compressed blobs of one trajectory each
-(what the journal holds until the shard is on disk), and the records back. Never: touches the
-journal; the journal's writer thread calls this.
+(which the journal stores until the shard is on disk), and the records again. Never: accesses the
+journal; the journal's writer thread calls this module.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 FOLDER = "trajectories"
 _BLOB_SIZES = struct.Struct("<qq")
-"""At the head of a blob: bytes of the JSON, and of the whole before compression."""
+"""Header of a blob: bytes of the JSON, and bytes of all content before compression."""
 _CHUNK = 32
-"""Rows turned into Arrow columns at once: enough to be cheap, too few to hold the GIL for long."""
+"""Rows per conversion to Arrow: enough for low overhead, few enough to hold the GIL briefly."""
 
 
 class ShardWriter:
     """Collects rows and writes them as ``part-000001.parquet``, ``part-000002.parquet``, ...
 
-    What it holds in memory is bounded: the owner calls :meth:`write` when :attr:`is_full`.
+    Its memory is bounded: the owner calls :meth:`write` when :attr:`is_full`.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class ShardWriter:
         bytes_per_shard: int = 32 * 2**20,
         next_number: int = 1,
     ) -> None:
-        """Write no file yet.
+        """Create the writer; no file is written yet.
 
         Args:
-            folder: Where the shards go; made when missing.
-            rows_per_shard: A shard is full at this many rows,
-            bytes_per_shard: or at this many bytes in memory.
-            next_number: Number of the first shard; a file of that number is replaced.
+            folder: The folder of the shards; it is created if it does not exist.
+            rows_per_shard: Maximum number of rows of a shard.
+            bytes_per_shard: Maximum size of a shard in memory, in bytes.
+            next_number: Number of the first shard; a file with that number is replaced.
         """
         self._folder = folder
         self._rows_per_shard = rows_per_shard
@@ -63,16 +63,16 @@ class ShardWriter:
         self._num_bytes = 0
 
     def __len__(self) -> int:
-        """Return how many rows wait."""
+        """Return the number of rows that are not written yet."""
         return self._num_rows
 
     @property
     def is_full(self) -> bool:
-        """True when the rows should be written now."""
+        """True if the rows should be written now."""
         return len(self) >= self._rows_per_shard or self._num_bytes >= self._bytes_per_shard
 
     def add(self, trajectory: Trajectory, num_bytes: int) -> None:
-        """Take one trajectory of about ``num_bytes`` in memory."""
+        """Add one trajectory of about ``num_bytes`` in memory."""
         self._fresh.append(trajectory)
         self._num_rows += 1
         self._num_bytes += num_bytes
@@ -80,10 +80,10 @@ class ShardWriter:
             self._to_columns()
 
     def write(self) -> str | None:
-        """Write the rows that wait, in the order added; return the file's name, None when empty.
+        """Write the added rows in order; return the file's name, or None if there are none.
 
         Raises:
-            OSError: When it cannot be written; the rows stay.
+            OSError: If the file cannot be written; the rows are kept.
         """
         if not self._num_rows:
             return None
@@ -126,7 +126,7 @@ def from_rows(rows: pa.RecordBatch | pa.Table) -> list[Trajectory]:
 
 
 def pack(trajectory: Trajectory) -> bytes:
-    """Return a trajectory as a compressed blob: JSON of its fields, then its rows' raw bytes."""
+    """Return a trajectory as a compressed blob: JSON of its fields, then raw token arrays."""
     import pyarrow as pa
 
     samples = trajectory.samples
@@ -165,7 +165,7 @@ def read_shard(path: Path) -> list[Trajectory]:
     """Return the trajectories of a shard, in the order written.
 
     Raises:
-        OSError: When it cannot be read.
+        OSError: If it cannot be read.
     """
     import pyarrow.parquet as pq
 
@@ -173,12 +173,12 @@ def read_shard(path: Path) -> list[Trajectory]:
 
 
 def clean_text(text: str) -> str:
-    """Return ``text`` with lone surrogates, which UTF-8 has no bytes for, written as escapes."""
+    """Return ``text`` with lone surrogates, which UTF-8 cannot encode, as escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def as_float(value: float | None) -> float | None:
-    """Return a plain float: environments like to answer numpy's."""
+    """Return a plain float; environments may return numpy's types."""
     return None if value is None else float(value)
 
 
@@ -282,7 +282,7 @@ def _as_dict(trajectory: Trajectory) -> dict[str, object]:
 
 
 def _samples_column(trajectories: Sequence[Trajectory]) -> pa.Array:
-    """Return the column of the token rows, made without a Python object per token."""
+    """Return the column of the token arrays, without creating a Python object per token."""
     import pyarrow as pa
 
     samples = [s for t in trajectories for s in t.samples]
@@ -326,7 +326,7 @@ def _failure_as_dict(failure: Failure | None) -> dict[str, object] | None:
 
 
 def _from_dict(row: dict[str, object]) -> Trajectory:
-    get = cast("dict[str, str]", row)  # plain JSON-like values; the schema says which is what
+    get = cast("dict[str, str]", row)  # plain JSON-like values; the schema has their types
     task = Task(get["env_id"], get["split"], int(get["task_index"]), int(get["task_seed"]))
     ticket = Ticket(get["ticket_id"], task, get["group_id"], int(get["index"]), int(get["attempt"]))
     components = cast("Iterable[tuple[str, float]]", row["reward_components"])
@@ -357,7 +357,7 @@ def _failure(row: dict[str, object] | None) -> Failure | None:
 
 
 def trajectory_bytes(trajectory: Trajectory) -> int:
-    """Return the bytes of a trajectory's token rows and texts."""
+    """Return the size of a trajectory's token arrays and texts, in bytes."""
     texts = sum(len(t.observation) + len(t.action) for t in trajectory.turns)
     rows: int = sum(getattr(s, k).nbytes for s in trajectory.samples for k in _SAMPLE_TYPES)
     return texts + rows

@@ -1,1 +1,1 @@
-"""How training is controlled: schedules, clipping, the guard. Torch-free."""
+"""Training: the trainer, its losses, optimizer, checkpoints, and the guard."""

@@ -4,10 +4,10 @@
                                                                               |
                                         head of each module (float32) --------+--> [K]
 
-Takes: the modules of an algorithm, the policy, and what of it is trained. Gives: what extra modules
-say of loss tokens, with gradient for a loss and without for a signal; their own AdamW; the
-reference as a policy; tensors for checkpoints. Never: is published: engines know nothing of it. The
-reference is never trained.
+Takes: the modules of an algorithm, the policy, and its trained weights. Gives: outputs of extra
+modules for loss tokens, with gradient for a loss and without for a signal; their own AdamW; the
+reference as a policy; tensors for checkpoints. Never: publishes these models to engines, or trains
+the reference.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ExtraModules:
     """The extra modules of one algorithm, on this rank.
 
     Args:
-        heads: As the algorithm gave them.
+        heads: The modules of the algorithm, by name.
         config: The ``critic`` section.
-        trainer: The ``trainer`` section, for all of the optimizer but its learning rate; of its
-            bounds only ``grad_clip`` holds for them.
+        trainer: The ``trainer`` section, for the optimizer without its learning rate. Of its
+            bounds, only ``grad_clip`` applies.
         policy: The policy.
-        backbone: A second model, with ``backbone: own``; else None.
+        backbone: A second model with ``backbone: own``, else None.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ExtraModules:
 
     @property
     def names(self) -> frozenset[str]:
-        """The signals they compute."""
+        """The names of the signals that they compute."""
         return frozenset(self._heads)
 
     @property
@@ -73,7 +73,7 @@ class ExtraModules:
         return self._backbone is None
 
     def begin(self) -> None:
-        """Let a second model begin as the policy is now; only the first call counts."""
+        """Copy the policy's weights to a second model; only the first call has an effect."""
         if self._backbone is not None and not self._began:
             with torch.no_grad():
                 now = checkpoint.named_tensors(self._policy.model)
@@ -82,7 +82,7 @@ class ExtraModules:
         self._began = True
 
     def rows(self, name: str, samples: Sequence[Sample], budget: int) -> list[FloatArray]:
-        """Return what one module says of samples: ``[T]`` each, 0 where not ``loss_mask``."""
+        """Return the outputs of one module: ``[T]`` per sample, 0 where not ``loss_mask``."""
 
         def compute(chosen: Sequence[Sample]) -> Tensor:
             with torch.no_grad():
@@ -96,11 +96,11 @@ class ExtraModules:
         return found
 
     def says(self, samples: Sequence[Sample], hidden: Tensor | None) -> dict[str, Tensor]:
-        """Return ``[K]`` of each module for the loss tokens of samples, with gradient.
+        """Return each module's outputs ``[K]`` for the loss tokens of samples, with gradient.
 
         Args:
-            samples: Each with loss tokens.
-            hidden: ``[K, H]`` of the policy's forward pass, where they read it.
+            samples: Samples with loss tokens.
+            hidden: ``[K, H]`` of the policy's forward pass, if the modules read it.
         """
         if self._backbone is not None:
             hidden = self._backbone.hidden(samples)
@@ -110,18 +110,18 @@ class ExtraModules:
         return {name: head(hidden) for name, head in self._heads.items()}
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Reset all gradients."""
         self._optimizer.zero_grad()
 
     def reduce_gradients(self, *, is_last: bool) -> None:
-        """Say whether the next backward pass is the last before an update."""
+        """Set whether the next backward pass is the last before an update."""
         for module in self._modules():
             distributed.reduce_gradients(module, is_last=is_last)
 
     def is_finite(self) -> bool:
-        """Tell whether their gradients are: if not, nothing at all may be updated.
+        """Return whether all their gradients are finite; otherwise no model may be updated.
 
-        A collective call.
+        This is a collective call.
         """
         gradients = [p.grad for p in self._parameters().values() if p.grad is not None]
         squares = [(gradient.float() ** 2).sum() for gradient in gradients]
@@ -129,24 +129,24 @@ class ExtraModules:
         return math.isfinite(total)
 
     def alone(self, train_step: int) -> bool:
-        """Tell whether they alone learn in the train step that follows this one."""
+        """Return whether the next train step updates only the extra modules."""
         return train_step < self._config.warmup_train_steps
 
     def update(self, loss: float, progress: float | None) -> UpdateOutcome:
-        """Update with the gradients they hold, at a share of ``stop`` for the schedule."""
+        """Update with the current gradients; ``progress`` is the used share of ``stop``."""
         return self._optimizer.update(loss, progress=progress)
 
     def state(self) -> checkpoint.State:
-        """Return what a checkpoint keeps of them; to be saved, or loaded into."""
+        """Return their state in a checkpoint, to save or to load into."""
         tensors = {name: p.detach() for name, p in self._parameters().items()}
         return {"extras": tensors, "extras_optimizer": self._optimizer.state()}
 
     def go_on_from(self, train_step: int) -> None:
-        """Note that a checkpoint of that train step was loaded."""
+        """Continue from a loaded checkpoint of that train step."""
         self._optimizer.train_step, self._began = train_step, True
 
     def set_lr_factor(self, factor: float) -> None:
-        """Multiply their learning rate from now on."""
+        """Set the factor of their learning rate."""
         self._optimizer.lr_factor = factor
 
     def _modules(self) -> list[nn.Module]:
@@ -154,9 +154,9 @@ class ExtraModules:
         return [*own, *self._heads.values()]
 
     def _parameters(self) -> dict[str, nn.Parameter]:
-        """Return all by name: ``values.weight`` of a head, ``backbone.<name>`` of a second model.
+        """Return all parameters: ``values.weight`` of a head, ``backbone.<name>`` of the backbone.
 
-        The second model's output layer is never used; where it is the embedding, it is that.
+        The output layer of the backbone is never used. If it is tied, it is listed once.
         """
         found = {
             f"{name}.{part}": p
@@ -170,15 +170,15 @@ class ExtraModules:
 
 
 class ReferencePolicy:
-    """The weights as they are when it is first asked for, or the model that a config names.
+    """The reference: a copy of the policy's weights at the first use, or a configured model.
 
-    With LoRA the weights of then are the base with other adapters, and need no second model; no
-    more does the base itself, where the config names it.
+    With LoRA, the copy consists of the base with other adapters, so it needs no second model. The
+    base itself needs none either, if the config names it.
 
     Args:
         policy: The policy.
-        weights: What of it is trained.
-        load: From a model's path (None: the policy's own) to a policy.
+        weights: The trained weights of the policy.
+        load: Loads a model's path (None: the policy's own) as a policy.
         named: The ``reference`` section.
     """
 
@@ -196,7 +196,7 @@ class ReferencePolicy:
         self._adapters: dict[str, Tensor] | None = None
 
     def begin(self) -> None:
-        """Take note of the weights of now; only the first call counts."""
+        """Copy the current weights; only the first call has an effect."""
         if self._other is not None or self._adapters is not None:
             return
         named, weights = self._named, self._weights
@@ -207,7 +207,7 @@ class ReferencePolicy:
 
     @contextmanager
     def in_place(self) -> Iterator[Policy]:
-        """Give the reference as a policy, for as long as no other is asked for logprobs."""
+        """Yield the reference as a policy; use no other policy within the block."""
         self.begin()
         if self._other is not None:
             yield self._other
@@ -218,7 +218,7 @@ class ReferencePolicy:
             yield self._policy
 
     def kept(self) -> checkpoint.State:
-        """Return what a checkpoint keeps of it, once it has begun; to be saved, or loaded into."""
+        """Return its state in a checkpoint, to save or to load into; empty before ``begin``."""
         if self._other is not None:
             return {"reference": checkpoint.named_tensors(self._other.model)}
         return {} if self._adapters is None else {"reference": self._adapters}

@@ -1,10 +1,10 @@
-"""From groups to minibatches and microbatches, on numpy.
+"""Conversion of groups to minibatches and microbatches, in numpy.
 
 Takes: groups, and the advantage and signal rows of their samples. Gives: groups with shaped rewards
-(penalties, one scale for all environments); their samples in canonical order, dealt to minibatches,
-and packed to a token budget; and what the reports of a batch say of the whole batch. Never: imports
-torch, changes a record (what is journalled and reported is what was earned), or lets the order in
-which groups arrived reach a number.
+(penalties, one scale for all environments); their samples in canonical order, divided into
+minibatches, and packed to a token budget; and metrics of the whole batch. Never: imports torch,
+changes a record (journal and reports contain the original rewards), or lets a number depend on the
+order in which groups arrived.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollart_core.errors import BatchRefused
 from rollart_core.types import FloatArray, Group, IntArray, Sample, Trajectory
 
 Statistics = npt.NDArray[np.float64]
-"""``[E, 3]``: number, mean and sum of squared deviations of each environment's rewards."""
+"""``[E, 3]``: count, mean and sum of squared deviations of each environment's rewards."""
 
 
 @dataclass(slots=True)
@@ -34,17 +34,17 @@ class RewardShaper:
     """
 
     shapings: Mapping[str, Shaping]
-    """By the name of the environment; those that are not here are left alone."""
+    """The shaping by name of the environment; the rewards of others do not change."""
     statistics: Statistics
-    """Of the environments in the order of their names."""
+    """The statistics of the environments, in the order of their names."""
 
     @classmethod
     def of(cls, shapings: Mapping[str, Shaping]) -> RewardShaper:
-        """Return one that has seen nothing yet."""
+        """Return a shaper with empty statistics."""
         return cls(dict(sorted(shapings.items())), np.zeros((len(shapings), 3)))
 
     def shape(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups with shaped rewards; what they were counts for the statistics first."""
+        """Return groups with shaped rewards; the statistics include these groups."""
         penalised = [self._penalised(g) for g in groups]
         for k, (name, shaping) in enumerate(self.shapings.items()):
             if shaping.normalise == "running":
@@ -88,17 +88,18 @@ class RewardShaper:
 
 
 def overlong_penalty(num_tokens: int, overlong: Overlong) -> float:
-    """Return what an episode of so many sampled tokens loses.
+    """Return the penalty of an episode with ``num_tokens`` sampled tokens.
 
-    0 up to ``max_tokens - buffer_tokens``, ``penalty`` from ``max_tokens`` on, linear between: the
-    soft overlong punishment of DAPO (arXiv:2503.14476, section 3.4), times ``penalty``.
+    It is 0 up to ``max_tokens - buffer_tokens``, ``penalty`` from ``max_tokens`` on, and linear in
+    between: the soft overlong punishment of DAPO (arXiv:2503.14476, section 3.4), times
+    ``penalty``.
     """
     over = num_tokens - (overlong.max_tokens - overlong.buffer_tokens)
     return overlong.penalty * min(max(over / overlong.buffer_tokens, 0.0), 1.0)
 
 
 def _rewarded(trajectory: Trajectory, reward: float, factor: float) -> Trajectory:
-    """Return a trajectory with another reward; its turns' are scaled, and the last has the rest."""
+    """Return a trajectory with another reward; turn rewards are scaled, the last gets the rest."""
     turns = trajectory.turns
     given = sum(turn.reward for turn in turns)
     if turns and math.isclose(given, trajectory.reward or 0.0, rel_tol=1e-6, abs_tol=1e-9):
@@ -113,7 +114,7 @@ def _with(group: Group, members: Sequence[Trajectory]) -> Group:
 
 
 def _merged(known: Statistics, rewards: npt.NDArray[np.float64]) -> Statistics:
-    """Return number, mean and squared deviations of what is known and what is new together."""
+    """Return the statistics merged with those of new rewards."""
     if not len(rewards):
         return known
     number, mean, squares = known
@@ -132,7 +133,7 @@ def _merged(known: Statistics, rewards: npt.NDArray[np.float64]) -> Statistics:
 
 @dataclass(slots=True)
 class BatchRow:
-    """One sample on its way through the trainer."""
+    """One sample in the trainer."""
 
     sample: Sample
     advantages: FloatArray
@@ -140,7 +141,7 @@ class BatchRow:
     group: int
     """Position of its group in canonical order."""
     staleness: int
-    """Of its trajectory, in versions."""
+    """Staleness of its trajectory, in versions."""
     trajectory: int = 0
     """Position of its trajectory in canonical order, over all groups."""
     signals: dict[str, FloatArray] = field(default_factory=dict)
@@ -157,16 +158,16 @@ class Minibatch:
     """The samples of one optimizer update."""
 
     rows: tuple[BatchRow, ...]
-    """Those that go through the model."""
+    """The samples that go through the model."""
     total_loss_tokens: int
     total_samples: int
     total_trajectories: int = 0
     loss_scale: float = 1.0
-    """The loss is multiplied by it: below 1 where too few groups of the batch carry signal."""
+    """Factor of the loss; below 1 if too few groups of the batch have an advantage."""
 
 
 def canonical(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups by id and their members by index, whatever order they came in."""
+    """Return the groups sorted by id, and their members by index."""
     ordered = sorted(groups, key=lambda g: g.group_id)
     return [
         replace(g, trajectories=tuple(sorted(g.trajectories, key=lambda t: t.ticket.index)))
@@ -177,21 +178,21 @@ def canonical(groups: Sequence[Group]) -> list[Group]:
 def make_rows(
     groups: Sequence[Group], advantages: Sequence[FloatArray], policy_version: int
 ) -> list[BatchRow]:
-    """Return one row a sample that has loss tokens, in the order of groups, members, samples.
+    """Return one row per sample with loss tokens, in the order of groups, members, samples.
 
     Args:
-        groups: In canonical order.
-        advantages: One ``[T]`` row a sample, as the algorithm gave them.
-        policy_version: The trainer's version now.
+        groups: Groups in canonical order.
+        advantages: One ``[T]`` row per sample, as returned by the algorithm.
+        policy_version: The current version of the trainer.
 
     Raises:
-        BatchRefused: When the advantages do not fit the samples or are not finite; when a sample's
-            first token is a loss token (nothing comes before it to predict it from); or when the
-            engine's logprobs of sampled tokens are not finite.
+        BatchRefused: If the advantages do not match the samples or are not finite, if the first
+            token of a sample is a loss token (it has no preceding token to predict it from), or if
+            the engine's logprobs of sampled tokens are not finite.
     """
     num_samples = sum(len(g.samples) for g in groups)
     if len(advantages) != num_samples:
-        raise BatchRefused(f"the algorithm gave {len(advantages)} rows for {num_samples} samples")
+        raise BatchRefused(f"the algorithm has {len(advantages)} rows for {num_samples} samples")
     rows: list[BatchRow] = []
     given = iter(advantages)
     members = [(position, t) for position, g in enumerate(groups) for t in g.trajectories]
@@ -208,20 +209,20 @@ def make_rows(
 def attach(
     name: str, rows: Sequence[BatchRow], samples: Sequence[Sample], given: Sequence[FloatArray]
 ) -> None:
-    """Give each row its ``[T]`` of ``given``, which has one for each sample.
+    """Add the ``[T]`` values of its sample to each row, as a signal.
 
     Args:
-        name: What they are called.
-        rows: Of those samples that have loss tokens, in their order.
-        samples: All.
-        given: One ``[T]`` a sample.
+        name: The name of the signal.
+        rows: The rows of the samples with loss tokens, in their order.
+        samples: All samples.
+        given: One ``[T]`` row per sample.
 
     Raises:
-        BatchRefused: When they do not fit the samples, or are not finite at loss tokens.
+        BatchRefused: If the values do not match the samples, or are not finite at loss tokens.
     """
     shapes = [np.shape(row) for row in given]
     if shapes != [s.token_ids.shape for s in samples]:
-        raise BatchRefused(f"{name} do not fit the samples: one [T] for each is asked for")
+        raise BatchRefused(f"{name} do not match the samples: each sample needs one [T] row")
     live = [np.asarray(row) for row, s in zip(given, samples, strict=True) if s.num_loss_tokens]
     for row, values in zip(rows, live, strict=True):
         check_finite(name, values, row.sample, f"number {row.group} of the batch")
@@ -229,7 +230,7 @@ def attach(
 
 
 def num_effective_groups(rows: Sequence[BatchRow]) -> int:
-    """Return how many groups have any advantage other than 0."""
+    """Return the number of groups with any advantage other than 0."""
     return len({row.group for row in rows if row.is_live})
 
 
@@ -240,14 +241,14 @@ def split(
     *,
     min_effective_groups: int | None = None,
 ) -> list[Minibatch]:
-    """Deal rows to minibatches: whole groups, in order, as even as can be.
+    """Divide rows into minibatches of whole groups, in order and as evenly as possible.
 
     Args:
-        rows: In canonical order.
-        num_minibatches: At most this many; fewer when there are fewer groups.
-        policy: What becomes of samples whose advantages are all 0.
-        min_effective_groups: With fewer groups that have an advantage, the loss of all minibatches
-            is scaled by their number over this; None: it never is.
+        rows: Rows in canonical order.
+        num_minibatches: Maximum number of minibatches; there are fewer if there are fewer groups.
+        policy: How samples whose advantages are all 0 are handled.
+        min_effective_groups: If fewer groups have an advantage, the loss of all minibatches is
+            scaled by their number divided by this. If None, it is never scaled.
     """
     scale = 1.0
     if min_effective_groups:
@@ -262,8 +263,8 @@ def pack(costs: Sequence[int], budget: int) -> list[list[int]]:
     """Return bins of indices by next-fit decreasing; ties keep their order.
 
     Args:
-        costs: Tokens of each item; one above the budget gets a bin of its own.
-        budget: Most tokens a bin.
+        costs: Tokens of each item; an item above the budget gets its own bin.
+        budget: Maximum number of tokens per bin.
     """
     bins: list[list[int]] = []
     room = -1
@@ -277,15 +278,16 @@ def pack(costs: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def balance(costs: Sequence[int], budget: int, num_ranks: int) -> list[list[int]]:
-    """Return bins of near-equal cost, costliest first, equally many for each rank.
+    """Return bins of near-equal cost, largest first, with the same number for each rank.
 
-    The greatest item goes to the emptiest bin (Graham 1969, LPT), in as few rounds of ``num_ranks``
-    bins as keep the budget. With fewer items than ranks there are fewer bins.
+    The largest item goes to the emptiest bin (Graham 1969, LPT). The number of rounds of
+    ``num_ranks`` bins is the smallest that keeps the budget. With fewer items than ranks, there are
+    fewer bins.
 
     Args:
-        costs: Tokens of each item; one above the budget gets a bin of its own.
-        budget: Most tokens a bin.
-        num_ranks: Bins are a multiple of it.
+        costs: Tokens of each item; an item above the budget gets its own bin.
+        budget: Maximum number of tokens per bin.
+        num_ranks: The number of bins is a multiple of it.
     """
     largest_first = sorted(range(len(costs)), key=lambda i: -costs[i])
     num_bins = num_ranks * max(1, -(-sum(costs) // (budget * num_ranks)))
@@ -303,7 +305,7 @@ def balance(costs: Sequence[int], budget: int, num_ranks: int) -> list[list[int]
 
 
 def level(bins: Sequence[list[int]], num_ranks: int) -> list[list[int]]:
-    """Return bins in their order, the fullest halved until each rank gets equally many."""
+    """Return bins in order; the largest are halved until each rank gets the same number."""
     levelled = list(bins)
     while len(levelled) % num_ranks:
         fullest = max(range(len(levelled)), key=lambda b: len(levelled[b]))
@@ -316,21 +318,21 @@ def level(bins: Sequence[list[int]], num_ranks: int) -> list[list[int]]:
 
 
 def imbalance(costs: Sequence[int], num_ranks: int) -> float:
-    """Return how much longer ranks in step take than if each round cost all of them the same.
+    """Return the relative time of synchronised ranks compared with equal costs in each round.
 
     Args:
-        costs: Of the bins, dealt to ranks in rounds.
-        num_ranks: Among how many.
+        costs: Costs of the bins, which are assigned to ranks in rounds.
+        num_ranks: The number of ranks.
 
     Returns:
-        1 where nobody waits; ``num_ranks`` where one rank does everything.
+        1 if no rank waits; ``num_ranks`` if one rank does all the work.
     """
     rounds = [max(costs[i : i + num_ranks]) for i in range(0, len(costs), num_ranks)]
     return num_ranks * sum(rounds) / max(1, sum(costs))
 
 
 def model_input(sample: Sample) -> IntArray:
-    """Return the tokens the model must read: all that come before the last loss token."""
+    """Return the tokens that the model must read: all tokens before the last loss token."""
     return sample.token_ids[: int(np.flatnonzero(sample.loss_mask)[-1])]
 
 
@@ -353,14 +355,14 @@ def _check(row: BatchRow, group_id: str) -> None:
             f"{sample.num_tokens} tokens"
         )
     if not np.isfinite(row.advantages).all():
-        raise BatchRefused(f"group {group_id}: advantages that are not finite")
+        raise BatchRefused(f"group {group_id}: its advantages are not finite")
     if sample.num_tokens and sample.loss_mask[0]:
         raise BatchRefused(f"group {group_id}: the first token of a sample cannot be a loss token")
     check_finite("inference_logprobs", sample.inference_logprobs, sample, group_id)
 
 
 def check_finite(name: str, values: FloatArray, sample: Sample, group_id: str) -> None:
-    """Raise BatchRefused, naming the first, when values of loss tokens are not finite."""
+    """Raise BatchRefused if values of loss tokens are not finite; the error names the first."""
     bad = np.flatnonzero(sample.loss_mask & ~np.isfinite(values))
     if len(bad):
         raise BatchRefused(
@@ -371,7 +373,7 @@ def check_finite(name: str, values: FloatArray, sample: Sample, group_id: str) -
 
 
 def batch_metrics(rows: Sequence[BatchRow]) -> dict[str, float]:
-    """Return what every report of a batch says of the whole batch."""
+    """Return the metrics of the whole batch, which all its reports contain."""
     num_groups, num_effective = len({row.group for row in rows}), num_effective_groups(rows)
     staleness = np.array([r.staleness for r in rows] or [0])
     return {
@@ -385,10 +387,10 @@ def batch_metrics(rows: Sequence[BatchRow]) -> dict[str, float]:
 
 
 def _sampled_entropy(rows: Sequence[BatchRow]) -> float:
-    """Return the mean of -log p of all sampled tokens, as the engines had it.
+    """Return the mean of -log p of all sampled tokens, from the engines' logprobs.
 
-    That estimates the entropy of the policy that sampled, over all tokens of the batch: those of
-    samples that no forward pass is made for are among them.
+    This estimates the entropy of the sampling policy over all tokens of the batch, including those
+    of samples without a forward pass.
     """
     num_tokens = sum(r.sample.num_loss_tokens for r in rows)
     total = sum(
@@ -398,10 +400,10 @@ def _sampled_entropy(rows: Sequence[BatchRow]) -> float:
 
 
 def value_metrics(rows: Sequence[BatchRow]) -> dict[str, float]:
-    """Return how much of the returns the critic foretold, before it learned from the batch.
+    """Return how well the critic predicts the returns, before it learns from the batch.
 
-    ``explained_variance`` is ``1 - Var(returns - values) / Var(returns)``: 1 is all, 0 as much as a
-    constant would, less than 0 is worse than that.
+    ``explained_variance`` is ``1 - Var(returns - values) / Var(returns)``: 1 is a perfect
+    prediction, 0 is as good as a constant, and a negative value is worse than a constant.
     """
     if not rows or not {"values", "returns"} <= set(rows[0].signals):
         return {}

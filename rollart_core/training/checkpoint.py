@@ -1,11 +1,11 @@
 """Checkpoints of the trainer, and folders that transformers loads.
 
 Takes: named tensors (sharded or plain). Gives: a torch.distributed.checkpoint folder that any
-number of ranks can load, or a Hugging Face folder. Never: leaves half a checkpoint under its final
-name (a folder is renamed when it is whole), or loads one whose files are not as they were written.
+number of ranks can load, or a Hugging Face folder. Never: leaves an incomplete checkpoint under its
+final name (a folder is renamed when it is complete), or loads one with changed files.
 
-Each rank writes the shards it holds, so the folder must be one that all of them see. Beside them
-lies ``checksums.json``: name -> ``[bytes, CRC-32]`` of every file.
+Each rank writes its own shards, so the folder must be visible to all ranks. It also contains
+``checksums.json``: name -> ``[bytes, CRC-32]`` of every file.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ TOKENIZER_FILES = (
 
 
 def save(path: str, state: State) -> None:
-    """Save ``state`` at ``path``; what was there is replaced when the new one is whole.
+    """Save ``state`` at ``path``; an existing checkpoint is replaced when the new one is complete.
 
     Raises:
-        OSError: When it cannot be written; the one that was there stays.
+        OSError: If it cannot be written; the existing checkpoint is kept.
     """
 
     def write(part: Path) -> None:
@@ -60,7 +60,7 @@ def save(path: str, state: State) -> None:
             try:
                 dcp_save(state, checkpoint_id=part, no_dist=distributed.world_size() == 1)
             except CheckpointException as e:
-                # It is no Exception, and would pass all who keep things whole.
+                # It is not an Exception, so handlers of Exception would not catch it.
                 raise OSError(f"cannot write the checkpoint {path}: {_reason(e)}") from e
         names = sorted(p.name for p in part.iterdir()) if part.is_dir() else []
         if any(seen != names for seen in distributed.gather(names)):
@@ -81,14 +81,14 @@ def load(path: str, state: State, *, optional: Sequence[str] = ()) -> None:
     Args:
         path: The checkpoint.
         state: Names and tensors.
-        optional: Single tensors that are removed from ``state`` when the checkpoint has none of
-            that name and shape.
+        optional: Single tensors that are removed from ``state`` if the checkpoint has no tensor
+            with that name and shape.
 
     Raises:
-        ConfigError: When ``path`` holds no checkpoint, a damaged one, or one of another model.
+        ConfigError: If ``path`` contains no checkpoint, a damaged one, or one of another model.
     """
     if not (Path(path) / ".metadata").is_file():
-        raise ConfigError(f"{path} holds no checkpoint")
+        raise ConfigError(f"{path} contains no checkpoint")
     with distributed.together():
         _check_sums(Path(path))
     try:
@@ -116,9 +116,9 @@ def _leave_out_missing(path: str, state: State, optional: Sequence[str]) -> None
 def export_hf(
     path: str, model: nn.Module, tensors: Mapping[str, Tensor], tokenizer_path: str | None
 ) -> None:
-    """Write a folder that transformers loads; with the tokenizer of ``tokenizer_path``.
+    """Write a folder that transformers loads, with the tokenizer of ``tokenizer_path``.
 
-    The first rank writes it, from the tensors it has; those of the others do not matter.
+    The first rank writes it from its tensors; the tensors of other ranks are ignored.
     """
 
     def write(part: Path) -> None:
@@ -140,7 +140,7 @@ def export_hf(
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters by their transformers names; a tied one only once, under its first name."""
+    """Return parameters by their transformers names; a tied one once, under its first name."""
     distributed.reshard(model)
     return {name: p.detach() for name, p in model.named_parameters(remove_duplicate=True)}
 
@@ -157,7 +157,7 @@ def _copy_tokenizer(source: str, target: Path) -> None:
 
 
 def replace_folder(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` fill a folder beside ``path``, then give it that name."""
+    """Call ``write`` with a temporary folder, then rename it to ``path``."""
     part, old = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
     first = distributed.rank() == 0
     with distributed.together():
@@ -176,7 +176,7 @@ def replace_folder(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _remove_halves(parent: Path) -> None:
-    """Remove checkpoints that ranks which were killed have left half written."""
+    """Remove incomplete checkpoints that killed ranks have left."""
     for folder in (path for path in parent.glob(".*.part") if path.is_dir()):
         names = [p.name for p in folder.iterdir()]
         if all(n.endswith((".distcp", ".tmp")) or n in {".metadata", CHECKSUMS} for n in names):
@@ -184,7 +184,7 @@ def _remove_halves(parent: Path) -> None:
 
 
 def _sums_of(folder: Path, names: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Return name, bytes and CRC-32 of this rank's share of some files."""
+    """Return the name, size and CRC-32 of this rank's share of some files."""
     mine = names[distributed.rank() :: distributed.world_size()]
     return [(name, _sum_of(folder / name)) for name in mine]
 
@@ -199,37 +199,37 @@ def _sum_of(file: Path) -> list[int]:
 
 
 def _check_sums(folder: Path) -> None:
-    """Read this rank's share of the files against their checksums, where there are any.
+    """Check the checksums of this rank's share of the files, if the checkpoint has checksums.
 
     Raises:
-        ConfigError: Naming the first file that is not as it was written.
+        ConfigError: If a file has changed; the error names the first one.
     """
     sums = folder / CHECKSUMS
-    if not sums.is_file():  # written before there were any
+    if not sums.is_file():  # a checkpoint of an older release
         return
     try:
         written: dict[str, list[int]] = json.loads(sums.read_text(encoding="utf-8"))
         mine = sorted(written.items())[distributed.rank() :: distributed.world_size()]
     except (ValueError, AttributeError):
-        raise _damaged(sums, "it is no JSON") from None
+        raise _damaged(sums, "it is not JSON") from None
     for name, was in mine:
         file = folder / name
         if not file.is_file():
-            raise _damaged(file, "it is not there")
+            raise _damaged(file, "it is missing")
         if (now := _sum_of(file)) != was:
             what = f"{now[0]} bytes where {was[0]} were written"
-            raise _damaged(file, what if now[0] != was[0] else "other bytes than were written")
+            raise _damaged(file, what if now[0] != was[0] else "its content has changed")
 
 
 def _damaged(file: Path, how: str) -> ConfigError:
     return ConfigError(
-        f"{file} is damaged ({how}): copy it back from where it is whole, or remove the folder "
-        f"{file.parent.name} to go on from the checkpoint before it"
+        f"{file} is damaged ({how}): restore it from a copy, or remove the folder "
+        f"{file.parent.name} to continue from the checkpoint before it"
     )
 
 
 def _reason(error: BaseException) -> str:
-    """Return one line that says what went wrong; ranks' errors stand inside a common one."""
+    """Return the reason in one line; a common error contains the errors of ranks."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     return first_line(str(error) or type(error).__name__)
@@ -237,25 +237,25 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hush the remark that there is one rank only, which is meant."""
+    """Suppress the warning about a single rank, which is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
 def on_first_rank(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return tensors as they are made, on the CPU; on other ranks than the first, none.
+    """Return tensors on the CPU on the first rank; nothing on other ranks.
 
-    A collective call where they are sharded.
+    This is a collective call if the tensors are sharded.
     """
     first = distributed.rank() == 0
     return {name: t.to("cpu") for name, t in tensors if first}
 
 
 def stream(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yield whole tensors in ``dtype``, made one by one, where they lie.
+    """Yield whole tensors in ``dtype``, created one by one on their device.
 
-    Where they are sharded every rank must go through all of it: each is a collective call.
+    If they are sharded, every rank must consume all of them: each is a collective call.
     """
     for name, tensor in tensors.items():
         yield name, distributed.whole(tensor.to(dtype))

@@ -1,7 +1,7 @@
-"""One rank or several: FSDP2 where torch.distributed has more than one rank, nothing where not.
+"""Work on one or several ranks: FSDP2 if torch.distributed has more than one rank.
 
 Takes: a model, or numbers of this rank. Gives: the sharded model, this rank's share of the work,
-sums and maxima over ranks. Never: starts a process group; whoever starts the ranks does.
+sums and maxima over ranks. Never: starts a process group; the code that starts the ranks does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 WHOLE_GRADIENT_BYTES = 2 * 2**30
-"""A model whose float32 gradient takes no more than this reduces it once an update."""
+"""A model whose float32 gradient is not larger than this reduces it once per update."""
 
 
 class Share(NamedTuple):
@@ -24,7 +24,7 @@ class Share(NamedTuple):
 
     members: list[int]
     is_real: bool
-    """False for one that only keeps this rank in step with the others."""
+    """False for a microbatch that only keeps this rank synchronised with the others."""
 
 
 def world_size() -> int:
@@ -38,9 +38,9 @@ def rank() -> int:
 
 
 def shard(model: nn.Module, device: torch.device, *, bfloat16: bool = False) -> nn.Module:
-    """Move a model to its device, its parameters sharded over the ranks, layer by layer.
+    """Move a model to its device, and shard its parameters over the ranks, layer by layer.
 
-    On one rank nothing is sharded. With ``bfloat16`` layers are gathered and computed in bfloat16,
+    On one rank nothing is sharded. With ``bfloat16``, layers are gathered and computed in bfloat16,
     gradients are reduced in float32, and the shards stay float32.
     """
     if world_size() == 1:
@@ -52,7 +52,7 @@ def shard(model: nn.Module, device: torch.device, *, bfloat16: bool = False) -> 
     if bfloat16:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh(device.type, (world_size(),))
-    # Each layer moves to the device when its turn comes, so that it never holds the whole model.
+    # Each layer moves to the device separately, so that the device never holds the whole model.
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -60,9 +60,9 @@ def shard(model: nn.Module, device: torch.device, *, bfloat16: bool = False) -> 
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
-    """Give parameters without content room for their shards on the device, with anything in it.
+    """Allocate uninitialised shards on the device for parameters without content.
 
-    What has content, such as buffers, stays.
+    Tensors with content, such as buffers, are unchanged.
     """
     from torch.distributed.tensor import DTensor
 
@@ -81,12 +81,12 @@ def allocate(model: nn.Module, device: torch.device) -> None:
         )
         return room
 
-    apply: Any = model._apply  # as to_empty does, which would empty buffers too
+    apply: Any = model._apply  # like to_empty, which would also empty buffers
     apply(with_room)
 
 
 def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
-    """Return what this rank holds of a tensor, to be written to, and its first row in the whole."""
+    """Return this rank's writable shard of a tensor, and the index of its first row."""
     from torch.distributed.tensor import DTensor, Shard
 
     if not isinstance(tensor, DTensor):
@@ -101,7 +101,7 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def shard_head(head: nn.Module, device: torch.device) -> nn.Module:
-    """Move a small module to the device, its parameters sharded over the ranks; float32."""
+    """Move a small module to the device, and shard its float32 parameters over the ranks."""
     head = head.to(device)
     if world_size() > 1:
         from torch.distributed.device_mesh import init_device_mesh
@@ -118,10 +118,10 @@ def decoder_layers(model: nn.Module) -> Sequence[nn.Module]:
 
 
 def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:
-    """Say whether the next backward pass is the last before an update.
+    """Set whether the next backward pass is the last before an update.
 
-    Gradients are summed over ranks after that one alone, where a whole gradient on every rank is
-    small enough; otherwise after each pass, which keeps only shards of it.
+    If a whole gradient is small enough for every rank, gradients are summed over ranks only after
+    the last pass. Otherwise they are summed after each pass, which keeps only shards of them.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -131,7 +131,7 @@ def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free what a forward pass without a backward left gathered, so that parameters are shards."""
+    """Free the parameters that a forward pass without a backward pass has gathered."""
     if world_size() > 1:
         from torch.distributed.fsdp import FSDPModule
 
@@ -141,7 +141,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def share(bins: Sequence[list[int]]) -> list[Share]:
-    """Return this rank's microbatches; all ranks get equally many, and take each in step."""
+    """Return this rank's microbatches; all ranks get the same number and process them in step."""
     size = world_size()
     mine = [start + rank() for start in range(0, len(bins), size)]
     return [Share(bins[i], True) if i < len(bins) else Share(bins[0], False) for i in mine]
@@ -162,7 +162,7 @@ def all_max(values: Tensor) -> Tensor:
 
 
 def gather(value: object) -> list[Any]:
-    """Return every rank's value, by rank; plain objects that pickle."""
+    """Return the values of all ranks, by rank; the values must be picklable."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -172,9 +172,9 @@ def gather(value: object) -> list[Any]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Let no rank go on when another has failed: what one raises inside, all raise.
+    """Raise an exception of one rank on all ranks, so that no rank continues alone.
 
-    For work without collective calls, such as writing a file on one rank.
+    Use it for work without collective calls, such as writing a file on one rank.
     """
     error: Exception | None = None
     try:
@@ -189,19 +189,19 @@ def together() -> Iterator[None]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a sharded tensor whole (a collective call); a plain one as it is."""
+    """Return the whole of a sharded tensor (a collective call); a plain tensor unchanged."""
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Return the norm of all gradients over all ranks; sharded as they are (see :func:`whole`)."""
+    """Return the norm of all gradients over all ranks; it may be sharded (see :func:`whole`)."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     return torch.nn.utils.get_total_norm(gradients, foreach=True)
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], max_norm: float, norm: Tensor) -> None:
-    """Scale gradients so that their norm, which is ``norm``, becomes at most ``max_norm``."""
+    """Scale gradients with the norm ``norm`` so that their norm is at most ``max_norm``."""
     torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
 
 

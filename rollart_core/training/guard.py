@@ -1,15 +1,15 @@
-"""The guard: from the metrics of each batch to a trip, when training has gone wrong.
+"""The guard: checks the metrics of each batch, and trips if training degrades.
 
     metrics of a batch --> finite?  success fell?  KL, ratio, gradient norm?  entropy, text, length?
                                 |                                                    |
                                 +---------------> None, or Trip(rule, value, limit) <+
 
-Takes: one plain mapping a batch. Gives: None, or a :class:`Trip`. Never: does I/O, reads a clock,
-or undoes anything (:mod:`rollart_core.runtime.train_phase` does).
+Takes: one plain mapping per batch. Gives: None, or a :class:`Trip`. Never: does I/O, reads a clock,
+or rolls back anything (:mod:`rollart_core.runtime.train_phase` does).
 
-Hard rules (non-finite values, success, KL, ratio, gradient norm) always count. Soft rules (entropy,
-repeated text, length) describe how a policy changed and not whether that is bad: they are ignored
-while success or reward is at its best.
+Hard rules (non-finite values, success, KL, ratio, gradient norm) always apply. Soft rules (entropy,
+repeated text, length) detect a change of the policy, which may be harmless. They are ignored while
+success or reward is at its best.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from typing import Any, Literal
 from rollart_core.config.evaluation import Guard as GuardConfig
 
 WATCHED = {"success": "rollout/success_mean", "reward": "rollout/reward_mean"}
-"""What the guard is told to watch -> the metric."""
+"""Value of ``guard.watch`` -> the metric."""
 KL, RATIO, GRAD_NORM = "train/approx_kl", "train/is_ratio_max", "train/grad_norm"
 ENTROPY, LOSS, NOT_FINITE = "train/entropy", "train/loss", "train/not_finite"
 REPEATED, LENGTH = "rollout/repeated_share", "rollout/loss_tokens_mean"
 WORST = (KL, RATIO, GRAD_NORM, NOT_FINITE)
-"""Metrics of which the largest counts, when a batch has several updates."""
+"""Metrics of which the largest value counts if a batch has several updates."""
 
 WARMUP_BATCHES = 16
-"""Before so many values of a metric nothing is compared with them."""
+"""Minimum number of values of a metric before the rules compare with them."""
 REFERENCE = 200
-"""Values that running medians and quantiles are taken over."""
+"""Number of values for running medians and quantiles."""
 BEST_OF = 16
-"""Batches whose mean can be the best."""
+"""Number of batches whose mean can be the best."""
 FALLS = (2, 4, 8)
-"""Batches whose mean can have fallen."""
+"""Numbers of last batches whose means are compared with the best."""
 OUTLIERS_OF, OUTLIERS = 8, 2
-"""So many of the last ratios or gradient norms must be too large; clipping bounds what one does."""
+"""Number of last ratios or gradient norms, and how many of them must be too large to trip. Clipping
+bounds the effect of a single one."""
 WIDENED = 4.0
-"""How far above the running 99% quantile a value is not usual."""
+"""Multiple of the running 99% quantile above which a value is unusual."""
 CLEARLY_MORE_NATS = 0.3
-"""Least rise of the entropy that counts."""
+"""Minimum rise of the entropy that counts."""
 WELL = 0.9
-"""Success that is good, however it was before."""
+"""Success from which on it counts as good, independent of earlier values."""
 
 Rule = Literal[
     "not_finite", "drop", "kl", "ratio", "grad_norm", "entropy", "repeated", "length", "diverged"
@@ -56,15 +57,15 @@ Rule = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """Why training is undone."""
+    """The reason of a rollback."""
 
     rule: Rule
     value: float
     limit: float
     since_version: int
-    """The first policy_version of which the value was suspicious."""
+    """The first policy_version with a suspicious value."""
     reason: str
-    """In words."""
+    """The reason as a sentence."""
 
 
 class Guard:
@@ -72,9 +73,9 @@ class Guard:
 
     Args:
         config: The section of the run config.
-        best_over: The best counts for so many batches only (tasks that become harder on purpose);
-            None: for ever.
-        is_mixed: Several environments: a batch may have none that says success.
+        best_over: Number of batches for which a best value counts (a curriculum makes tasks
+            harder). If None, it always counts.
+        is_mixed: Whether the run has several environments, so that a batch may have no success.
     """
 
     def __init__(
@@ -91,16 +92,16 @@ class Guard:
         self._versions: deque[int] = deque(maxlen=max(FALLS))
 
     def judge(self, policy_version: int, metrics: Mapping[str, float]) -> Trip | None:
-        """Take in one batch and say whether it is to be undone.
+        """Judge one batch; return a trip if it must be rolled back.
 
         Args:
-            policy_version: Of the trainer when it took the batch.
-            metrics: By name, as in the journal; those that the batch does not have are missing
-                (``rollout/success_mean`` where no environment says success).
+            policy_version: Version of the trainer when it took the batch.
+            metrics: Metrics by name, as in the journal. Metrics that the batch does not have are
+                missing (``rollout/success_mean`` if no environment reports success).
 
         Raises:
-            ValueError: When success is to be watched and there is none: in the first batch, or in
-                the first few where there are several environments.
+            ValueError: If success is watched and no environment reports it: in the first batch, or
+                in the first few batches if there are several environments.
         """
         self._versions.append(policy_version)
         watched = self._watched(metrics)
@@ -116,10 +117,10 @@ class Guard:
         self._note_best(watched)
         return _first(list(self._trips(policy_version, watched, updates)))
 
-    # What a checkpoint keeps
+    # State in a checkpoint
 
     def state(self) -> dict[str, Any]:
-        """Return what it knows as plain JSON."""
+        """Return the statistics as plain JSON."""
         return {
             "watch": self._watch,
             "bests": list(self._bests),
@@ -130,7 +131,7 @@ class Guard:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` returned; an empty mapping: begin anew."""
+        """Continue from the result of :meth:`state`; an empty mapping resets the guard."""
         self._watch = state.get("watch", self._configured)
         self._bests = deque(state.get("bests", ()), maxlen=self._best_over or 1)
         self._first = state.get("first")
@@ -143,7 +144,7 @@ class Guard:
     # Rules
 
     def _trips(self, version: int, watched: str, updates: Mapping[str, float]) -> Iterator[Trip]:
-        """Yield what each rule finds, the surest first."""
+        """Yield the trips of all rules, the most reliable first."""
         limits = self._limits
         found: list[Trip | None] = [self._check_fall(watched)]
         if KL in updates and limits.kl is not None:
@@ -166,7 +167,7 @@ class Guard:
             reason = f"the updates of {self._not_finite} batches in a row were not finite"
             return Trip("not_finite", self._not_finite, most, since, reason)
         if self._not_finite:
-            return None  # it was not applied: nothing to undo
+            return None  # it was not applied: nothing to roll back
         names = (*WATCHED.values(), LOSS, KL, GRAD_NORM, ENTROPY)
         for name in names:
             value = metrics.get(name)
@@ -175,7 +176,7 @@ class Guard:
         return None
 
     def _check_fall(self, watched: str) -> Trip | None:
-        """Compare means of the last batches with the best."""
+        """Compare the means of the last batches with the best mean."""
         values, drop = self._of(watched), self._limits.drop
         if drop is None or not self._bests:
             return None
@@ -193,7 +194,7 @@ class Guard:
         return None
 
     def _check_kl(self, version: int, limit: float) -> Trip | None:
-        """Compare the last value with a limit and with what is usual."""
+        """Compare the last value with the limit and with the usual values."""
         before, value = self._before(KL, 1), self._of(KL)[-1]
         if not before:
             return None
@@ -203,7 +204,7 @@ class Guard:
         return Trip("kl", value, limit, version, f"{KL} is {value:.4g}, above {limit:.4g}")
 
     def _check_outliers(self, rule: Rule, name: str, limit: float) -> Trip | None:
-        """Look for several large values among the last: clipping bounds what a single one does."""
+        """Check for several large values among the last; clipping bounds a single one."""
         before, last = self._before(name, OUTLIERS_OF), list(self._of(name))[-OUTLIERS_OF:]
         if not before:
             return None
@@ -212,7 +213,7 @@ class Guard:
             return None
         first = next(i for i, value in enumerate(last) if value > limit) - len(last)
         since = self._versions[max(first, -len(self._versions))]
-        reason = f"{name} is {last[-1]:.4g}, above {limit:.4g} not for the first time of late"
+        reason = f"{name} is {last[-1]:.4g}, and was repeatedly above {limit:.4g} recently"
         return Trip(rule, last[-1], limit, since, reason)
 
     def _check_entropy(self) -> list[Trip | None]:
@@ -254,13 +255,13 @@ class Guard:
         reason = f"{name} is {value:.4g} (mean of {k} batches), {side} {limit:.4g}"
         return Trip(rule, value, limit, self._versions[-min(k, len(self._versions))], reason)
 
-    # What the rules compare with
+    # Reference values of the rules
 
     def _watched(self, metrics: Mapping[str, float]) -> str:
-        """Return the metric to watch, and keep to it.
+        """Return the watched metric; it is chosen once.
 
         Raises:
-            ValueError: As :meth:`judge`.
+            ValueError: As in :meth:`judge`.
         """
         seen = WATCHED["success"] in metrics or bool(self._values.get(WATCHED["success"]))
         sure = seen or not self._is_mixed or len(self._versions) == self._versions.maxlen
@@ -268,8 +269,8 @@ class Guard:
             self._watch = "success" if seen else "reward"
         elif self._watch == "success" and sure and not seen:
             raise ValueError(
-                "guard.watch: success, and no environment says success: set guard.watch to reward, "
-                "or let the environment put success into info"
+                "guard.watch is success, but no environment reports success: set guard.watch to "
+                "reward, or return success in the environment's info"
             )
         return WATCHED[self._watch or "reward"]
 
@@ -277,7 +278,7 @@ class Guard:
         return self._values.setdefault(name, deque(maxlen=REFERENCE))
 
     def _before(self, name: str, last: int) -> Sequence[float]:
-        """Return the values before the last few; none as long as there are too few."""
+        """Return the values before the last few; empty if there are too few."""
         values = list(self._of(name))[:-last]
         return values if len(values) >= WARMUP_BATCHES else ()
 
@@ -292,18 +293,18 @@ class Guard:
             self._bests.append(mean)
 
     def _noise(self, name: str) -> float:
-        """Return the standard deviation of a batch's value, from steps between neighbours.
+        """Return the standard deviation of a batch's value, from differences of neighbours.
 
-        The last batches are left out: a fall would hide itself.
+        The last batches are excluded, because a fall would increase the estimate.
         """
         values = list(self._of(name))[: -max(FALLS)]
         steps = [(b - a) ** 2 / 2 for a, b in pairwise(values)]
         return math.sqrt(fmean(steps)) if steps else math.inf
 
     def _is_well(self, watched: str) -> bool:
-        """Whether success or reward is at its best, and that is better than the beginning."""
+        """Return whether success or reward is at its best, and better than at the beginning."""
         if not self._bests or self._first is None:
-            return True  # too early to say
+            return True  # too early to decide
         now, best = fmean(list(self._of(watched))[-8:]), max(self._bests)
         if watched == WATCHED["success"] and now >= WELL:
             return True
@@ -311,7 +312,7 @@ class Guard:
         return best > self._first + errors / 4 and now >= best - errors / math.sqrt(8)
 
     def _fell_at(self, watched: str, best: float, limit: float) -> int:
-        """Return the first of the last versions from which on the value was low."""
+        """Return the first version from which on the value was low."""
         versions, usual = list(self._versions), best - (best - limit) / 4
         values = list(self._of(watched))[-len(versions) :]
         since = versions[-1]
@@ -325,11 +326,11 @@ class Guard:
 def of_batch(
     updates: Sequence[Mapping[str, float]], shared: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the metrics of a batch as the guard takes them.
+    """Return the metrics of a batch for the guard.
 
     Args:
         updates: Metrics of each update of the batch, without ``train/``.
-        shared: Of the batch as a whole.
+        shared: Metrics of the whole batch.
     """
     merged = dict(shared)
     for name in (*WORST, ENTROPY, LOSS, "train/skipped"):
@@ -340,7 +341,7 @@ def of_batch(
 
 
 def _first(trips: Sequence[Trip]) -> Trip | None:
-    """Return the first of some trips, with the reasons of all."""
+    """Return the first trip, with the reasons of all trips."""
     if not trips:
         return None
     since = min(trip.since_version for trip in trips)
@@ -352,5 +353,5 @@ def _worst(values: Sequence[float]) -> float:
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """Return the nearest rank."""
+    """Return the quantile by the nearest-rank method."""
     return sorted(values)[min(len(values) - 1, math.ceil(share * len(values)) - 1)]

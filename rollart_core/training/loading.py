@@ -1,21 +1,21 @@
-"""The model a trainer trains, as transformers has it.
+"""Loading of the model to train, as transformers builds it.
 
     one rank       files ──transformers──> whole model ──> device
-    several ranks  config ──> parameters without content ──FSDP2──> room for this rank's shards
+    several ranks  config ──> parameters without content ──FSDP2──> memory for this rank's shards
                    files  ──tensor by tensor, the rows of this rank──────────^
 
-A recipe says what of the files makes a parameter:
+A recipe lists the tensors of the files that make a parameter:
 
     files                                        model, as transformers builds it
-    model.norm.weight                    ──────> model.norm.weight                      as it is
+    model.norm.weight                    ──────> model.norm.weight                      unchanged
     ...experts.0.gate_proj.weight ──┐
     ...experts.1.gate_proj.weight ──┤ stacked
-    ...experts.0.up_proj.weight   ──┤ and side
-    ...experts.1.up_proj.weight   ──┴─by side──> ...experts.gate_up_proj [2, ...]
+    ...experts.0.up_proj.weight   ──┤ and con-
+    ...experts.1.up_proj.weight   ──┴─catenated> ...experts.gate_up_proj [2, ...]
 
 Takes: a folder or a hub id. Gives: a causal LM in float32, or a ConfigError. Never: holds, on one
-of several ranks, more than its shards and one tensor of the files; but if no recipe fits the files
-(:class:`Unfit`), it says so and lets each rank load them whole.
+of several ranks, more than its shards and one tensor of the files. Exception: if no recipe fits the
+files (:class:`Unfit`), it logs a warning, and each rank loads the whole model.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from rollart_core.training.distributed import decoder_layers
 _log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 32 * 2**20
-"""Of a tensor's rows, so many bytes of the model are read at a time."""
+"""Bytes of a tensor's rows that are read at a time."""
 COMPARED_ROWS = 4096
-"""Of two tensors that should be alike, so many rows are held at a time."""
+"""Rows of two tensors that are compared at a time."""
 
 
 def load_model(model_path: str) -> nn.Module:
     """Load a causal LM in float32, without dropout.
 
     Raises:
-        ConfigError: When there is none at ``model_path``.
+        ConfigError: If there is no model at ``model_path``.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # they would draw over the run's own
+    disable_progress_bar()  # it would overwrite the run's progress display
     try:
         model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     except (OSError, ValueError) as e:
@@ -75,20 +75,20 @@ def load_on_device(
 
     Args:
         model_path: A local folder or a hub id.
-        device: Where to.
+        device: The device.
         bfloat16: See :func:`rollart_core.training.distributed.shard`.
-        prepare: Gets the model before it is sharded. Its modules may be wrapped, and stay the
-            objects they are; on several ranks its parameters have no content yet.
+        prepare: Called with the model before it is sharded. It may wrap modules, but must keep the
+            module objects. On several ranks, the parameters have no content yet.
 
     Raises:
-        ConfigError: When there is none at ``model_path``, or its files cannot be read.
+        ConfigError: If there is no model at ``model_path``, or its files cannot be read.
     """
     if distributed.world_size() > 1:
         try:
             with distributed.together():
                 plan = _plan(model_path)
         except Unfit as e:
-            _log.warning("%s: each rank loads the whole model, for %s", model_path, e)
+            _log.warning("%s: each rank loads the whole model, because %s", model_path, e)
         else:
             return _load_shards(plan, device, bfloat16=bfloat16, prepare=prepare)
     model = load_model(model_path)
@@ -97,7 +97,7 @@ def load_on_device(
 
 
 class _Slot(NamedTuple):
-    """Where a tensor of the model is held, whatever its module is wrapped in by then."""
+    """The module and attribute of a tensor, which stay valid if the module is wrapped."""
 
     module: nn.Module
     attribute: str
@@ -105,7 +105,7 @@ class _Slot(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """A model without content, and what fills it."""
+    """A model without content, and the files and recipes that fill it."""
 
     model: nn.Module
     files: list[Path]
@@ -113,11 +113,11 @@ class _Plan(NamedTuple):
 
 
 def _plan(model_path: str) -> _Plan:
-    """Build the model without content, and say what of its files fills it.
+    """Build the model without content, and choose the tensors of its files that fill it.
 
     Raises:
-        ConfigError: When there is none at ``model_path``, or its files cannot be read.
-        Unfit: When transformers has to load it.
+        ConfigError: If there is no model at ``model_path``, or its files cannot be read.
+        Unfit: If only transformers can load it.
     """
     model = empty_model(model_path)
     folder = model_folder(model_path)
@@ -136,11 +136,11 @@ def _plan(model_path: str) -> _Plan:
 
 
 def empty_model(model_path: str) -> nn.Module:
-    """Build a causal LM whose parameters have shapes and no content; buffers are as ever.
+    """Build a causal LM whose parameters have no content; its buffers have content.
 
     Raises:
-        ConfigError: When there is none at ``model_path``.
-        Unfit: When it cannot be built so.
+        ConfigError: If there is no model at ``model_path``.
+        Unfit: If it cannot be built without content.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -155,16 +155,16 @@ def empty_model(model_path: str) -> nn.Module:
         raise _no_model(model_path, e) from e
     except (RuntimeError, NotImplementedError) as e:
         raise Unfit(f"it cannot be built without content: {first_line(str(e))}") from e
-    with contextlib.suppress(OSError):  # it goes into exported folders, where there is one
+    with contextlib.suppress(OSError):  # if there is one, exported folders contain it
         model.generation_config = GenerationConfig.from_pretrained(model_path)
     return model.eval()  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
 def _without_content() -> Iterator[None]:
-    """Let parameters of modules that are built meanwhile lose their content at once.
+    """Build modules within the block without content of their parameters.
 
-    On the meta device as a whole buffers would have none either, which no file has.
+    With the meta device, buffers would have no content either, and no file contains them.
     """
     from torch.nn.modules.module import register_module_parameter_registration_hook
 
@@ -173,7 +173,7 @@ def _without_content() -> Iterator[None]:
             return None
         return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
 
-    hook: Any = emptied  # torch types it without what it may return
+    hook: Any = emptied  # torch's type lacks the return value
     handle = register_module_parameter_registration_hook(hook)
     try:
         yield
@@ -187,7 +187,7 @@ def _load_shards(
     """Shard a model without content, and fill this rank's shards.
 
     Raises:
-        ConfigError: When the files cannot be read.
+        ConfigError: If the files cannot be read.
     """
     prepare(plan.model)
     model = distributed.shard(plan.model, device, bfloat16=bfloat16)
@@ -201,41 +201,41 @@ def _load_shards(
 
 def _no_model(model_path: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"model.path: {model_path!r} is no causal language model: {first_line(str(error))}"
+        f"model.path: {model_path!r} is not a causal language model: {first_line(str(error))}"
     )
 
 
 def check_vocabulary(policy: torch.nn.Module, other: torch.nn.Module, path: str) -> None:
-    """Refuse a reference with logits for other tokens than the policy's.
+    """Check that a reference has the vocabulary size of the policy.
 
-    Of models in folders that has been found when the config was loaded.
+    For models in local folders, the validation of the config has checked it already.
 
     Raises:
-        ConfigError: Naming both sizes.
+        ConfigError: If the sizes differ; the error names both.
     """
     sizes = [int(cast("Any", model.config).vocab_size) for model in (policy, other)]
     if sizes[0] != sizes[1]:
         raise ConfigError(
-            f"reference.path: {path} has a vocabulary of {sizes[1]} tokens, and the policy one of "
-            f"{sizes[0]}; take a model with the same tokenizer"
+            f"reference.path: {path} has a vocabulary of {sizes[1]} tokens, but the policy has one "
+            f"of {sizes[0]}: set a model with the same tokenizer"
         )
 
 
 class Unfit(Exception):
-    """No recipe here makes the model of its files; says why."""
+    """No recipe makes the model from its files; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a tensor of the model is made of tensors of its files."""
+    """The tensors of the files that make a tensor of the model."""
 
     parts: tuple[tuple[str, ...], ...]
-    """As it is: one name. Stacked: for each part of a row, the name of that part of every row."""
+    """Unchanged: one name. Stacked: for each part of a row, the names of that part of all rows."""
     dim: int | None = None
-    """Of the tensor made, along which the parts of a row lie side by side; None: as it is."""
+    """Dimension of the result along which the parts of a row are concatenated; None: unchanged."""
 
     def fill(self, files: TensorFiles, into: Tensor, first: int = 0) -> None:
-        """Write rows of the tensor, from ``first`` on, into ``into`` and its dtype."""
+        """Write rows of the tensor, from ``first`` on, into ``into``, in its dtype."""
         if self.dim is None:
             _copy(files, self.parts[0][0], into, first)
             return
@@ -246,10 +246,10 @@ class Recipe:
                 part.copy_(files.whole(names[first + n]))
 
     def shape(self, files: TensorFiles) -> tuple[int, ...]:
-        """Return the shape of what it makes.
+        """Return the shape of the result.
 
         Raises:
-            Unfit: When the parts do not fit each other.
+            Unfit: If the shapes of the parts do not match.
         """
         if self.dim is None:
             return files.shape(self.parts[0][0])
@@ -257,18 +257,18 @@ class Recipe:
         for names in self.parts:
             shapes = {files.shape(name) for name in names}
             if len(shapes) > 1 or len(names) != len(self.parts[0]):
-                raise Unfit(f"{names[0]} and its like are not alike in the files")
+                raise Unfit(f"{names[0]} and its siblings have different shapes in the files")
             shape = shapes.pop()
             sizes.append(shape[at])
             rests.add(shape[:at] + shape[at + 1 :])
         if len(rests) > 1:
-            raise Unfit(f"{self.parts[0][0]} and {self.parts[1][0]} do not go together")
+            raise Unfit(f"the shapes of {self.parts[0][0]} and {self.parts[1][0]} do not match")
         rest = rests.pop()
         return (len(self.parts[0]), *rest[:at], sum(sizes), *rest[at:])
 
 
 def _copy(files: TensorFiles, name: str, into: Tensor, first: int) -> None:
-    """Copy rows of a tensor, a block at a time: on their way they are there twice."""
+    """Copy rows of a tensor in blocks, because each block is in memory twice."""
     if not into.dim():
         into.copy_(files.whole(name))
         return
@@ -279,10 +279,10 @@ def _copy(files: TensorFiles, name: str, into: Tensor, first: int) -> None:
 
 
 def recipes(model: nn.Module, files: TensorFiles) -> dict[str, Recipe]:
-    """Return name -> recipe of parameters and of buffers that are kept; a tied one only once.
+    """Return name -> recipe of parameters and persistent buffers; a tied one only once.
 
     Raises:
-        Unfit: When the files do not make the model by copying and stacking alone.
+        Unfit: If copying and stacking the files does not make the model.
     """
     found = _found(model, files.names)
     chosen: dict[str, Recipe] = {}
@@ -296,18 +296,18 @@ def recipes(model: nn.Module, files: TensorFiles) -> dict[str, Recipe]:
     shapes = {name: tuple(tensor.shape) for name, tensor in _state(model).items()}
     for name, recipe in chosen.items():
         if recipe.shape(files) != shapes[name]:
-            raise Unfit(f"{name} is {recipe.shape(files)} in the files, not {shapes[name]}")
+            raise Unfit(f"{name} is {recipe.shape(files)} in the files instead of {shapes[name]}")
     return chosen
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of the state dict themselves, also those without content."""
+    """Return the tensors of the state dict, including those without content."""
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     return state
 
 
 def _tied(model: nn.Module) -> Iterable[list[str]]:
-    """Return the names of each tensor of the state dict: several where modules share it."""
+    """Return the names of each tensor of the state dict; several if modules share it."""
     names = defaultdict(list)
     for name, tensor in _state(model).items():
         names[id(tensor)].append(name)
@@ -315,10 +315,10 @@ def _tied(model: nn.Module) -> Iterable[list[str]]:
 
 
 def _check_alike(files: TensorFiles, one: Recipe, other: Recipe, name: str) -> None:
-    """Refuse tensors that the model ties, and its files have with other numbers each.
+    """Check that tensors which the model ties have equal values in the files.
 
     Raises:
-        Unfit: Naming them.
+        Unfit: If they differ; the message names them.
     """
     shape = one.shape(files)
     alike = other.shape(files) == shape
@@ -328,12 +328,12 @@ def _check_alike(files: TensorFiles, one: Recipe, other: Recipe, name: str) -> N
             recipe.fill(files, into, first)
         alike = alike and torch.equal(room[0], room[1])
     if not alike:
-        raise Unfit(f"the files have a {name} of its own, which the model ties")
+        raise Unfit(f"the files have separate values for {name}, which the model ties")
 
 
 @dataclass(slots=True)
 class _Stack:
-    """A parameter that transformers stacks."""
+    """A parameter that transformers stacks from several tensors."""
 
     converter: Any
     names: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -348,23 +348,23 @@ class _Stack:
             case [MergeModulelist(dim=0), Concatenate(dim=dim)] if dim > 0:
                 dims = [dim]
             case _:
-                raise Unfit(f"{self.converter} does more than stacking")
+                raise Unfit(f"{self.converter} does more than stack tensors")
         patterns = self.converter.source_patterns
         if set(patterns) != set(self.names) or len(self.converter.target_patterns) > 1:
-            raise Unfit(f"{self.converter} finds not all that it stacks")
+            raise Unfit(f"{self.converter} does not find all tensors that it stacks")
         return Recipe(tuple(tuple(self.names[p]) for p in patterns), dims[0])
 
 
 def _found(model: nn.Module, names: Iterable[str]) -> Mapping[str, Recipe]:
-    """Return name in the model -> recipe, for all that the files have something of.
+    """Return name in the model -> recipe, for all tensors that the files contain.
 
     Raises:
-        Unfit: When transformers would do more than rename and stack.
+        Unfit: If transformers would do more than rename and stack.
     """
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, dot_natural_key
-    except ImportError:  # before transformers 5 the files have the names of the model
+    except ImportError:  # before transformers 5, the files have the names of the model
         return {own: Recipe(((name,),)) for name, own in _prefixed(model, names) if own}
     mapping = get_model_conversion_mapping(model)
     by_pattern = {
@@ -381,8 +381,8 @@ def _found(model: nn.Module, names: Iterable[str]) -> Mapping[str, Recipe]:
         else:
             stacks.setdefault(own, _Stack(by_pattern[pattern])).names[pattern].append(name)
     if both := sorted(set(stacks) & set(found)):
-        raise Unfit(f"the files have {both[0]} and what it is stacked of")
-    # As from_pretrained leaves it: what was used is undone when the model is written.
+        raise Unfit(f"the files have both {both[0]} and the tensors that it is stacked from")
+    # As from_pretrained does: the used conversions are reversed when the model is written.
     model._weight_conversions = [c for c in mapping if getattr(c, "_was_used", True)]  # type: ignore[assignment]
     return found | {own: stack.recipe() for own, stack in stacks.items()}
 
@@ -390,7 +390,7 @@ def _found(model: nn.Module, names: Iterable[str]) -> Mapping[str, Recipe]:
 def _renamed(
     model: nn.Module, mapping: list[Any], names: Iterable[str]
 ) -> Iterator[tuple[str, str, str | None]]:
-    """Yield name in the files, name in the model, and the pattern that it is stacked by."""
+    """Yield the name in the files, the name in the model, and the pattern of its stack."""
     from transformers.core_model_loading import (
         WeightConverter,
         WeightRenaming,
@@ -409,7 +409,7 @@ def _renamed(
 
 
 def _prefixed(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield name in the files and name in the model, which may have a prefix more or less."""
+    """Yield the name in the files and in the model; one of them may have a prefix."""
     state, prefix = _state(model), f"{model.base_model_prefix}."
     for name in names:
         for own in (name, prefix + name, name.removeprefix(prefix)):
@@ -419,12 +419,12 @@ def _prefixed(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, str
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Make every layer of the model forget its activations between forward and backward.
+    """Make every layer of the model recompute its activations in the backward pass.
 
-    Call it before the layers are sharded: what FSDP2 gathers for backward serves both.
+    Call it before the layers are sharded, so that FSDP2 gathers their parameters only once.
     """
     for layer in decoder_layers(model):
-        # There is no dropout, so no state of random numbers is to be kept.
+        # There is no dropout, so the random state need not be preserved.
         layer.forward = partial(
             checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
         )

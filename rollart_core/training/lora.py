@@ -1,12 +1,12 @@
-"""LoRA: a frozen model, and beside each of its chosen matrices two thin ones that are trained.
+"""LoRA: a frozen model, with two trained low-rank matrices for each adapted matrix.
 
     x --+--> W (frozen) ----------------------------------------+--> out   (arXiv:2106.09685, eq. 3)
         +--> A [rank, in] --> B [out, rank] --> * alpha / rank -+
 
-On several ranks adapters are put in before the model is sharded, and are shards as the base is.
+On several ranks, adapters are added before the model is sharded, and are sharded like the base.
 
-Takes: a model in float32. Gives: the same model with adapters inside, their tensors, and weights
-with them merged. Never: changes the base, or the model's first logprobs (B begins at zero).
+Takes: a model in float32. Gives: the same model with adapters, their tensors, and merged weights.
+Never: changes the base, or the model's initial logprobs (B begins at zero).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rollart_core.training.distributed import decoder_layers
 from rollart_core.training.trained import TrainedWeights
 
 ADAPTER = "default"
-"""What peft calls an adapter that nobody has named."""
+"""peft's default name of an adapter."""
 
 
 class LoRAWeights(TrainedWeights):
-    """The adapters of a model, of which this rank may hold shards.
+    """The adapters of a model, which may be sharded.
 
     Args:
-        model: A transformers causal LM on its device, with adapters by :func:`put_adapters`.
+        model: A transformers causal LM on its device, with adapters of :func:`put_adapters`.
         config: The ``lora`` section.
-        model_path: What a folder in peft's format names as its base.
+        model_path: The base model, as named in exported folders in peft's format.
     """
 
     def __init__(self, model: nn.Module, config: LoRA, model_path: str) -> None:
@@ -48,25 +48,29 @@ class LoRAWeights(TrainedWeights):
         self._base = _fingerprint(model)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return the adapters alone: what is frozen has no gradient and no moments."""
+        """Return only the adapters; frozen parameters have no gradient and no moments."""
         return {_plain(n): p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def kept(self) -> checkpoint.State:
-        """Return the adapters, and by what the base is known again."""
+        """Return the adapters, and a fingerprint of the base."""
         return {"lora": self._adapters(), "lora_base": self._base.clone()}
 
     def check_loaded(self, kept: checkpoint.State, path: str) -> None:
-        """Refuse adapters of another base."""
+        """Check that loaded adapters belong to this base.
+
+        Raises:
+            ConfigError: If they belong to another base.
+        """
         found = kept["lora_base"]
         assert isinstance(found, Tensor)
         if not torch.equal(found, self._base):
             raise ConfigError(
-                f"the checkpoint {path} holds adapters for other weights than model.path has now: "
-                "put back the model the run began with"
+                f"the checkpoint {path} has adapters for other weights than model.path has now: "
+                "restore the model that the run began with"
             )
 
     def whole(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights with adapters merged, made one by one."""
+        """Yield the weights with merged adapters, created one by one."""
         adapters = dict(self._scaled())
         for full_name, parameter in checkpoint.named_tensors(self.model).items():
             name = _plain(full_name)
@@ -80,7 +84,7 @@ class LoRAWeights(TrainedWeights):
             yield name, lora.merge(distributed.whole(parameter), down, up).to(dtype)
 
     def published(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yield merged weights, or with ``sync: adapter`` the adapters alone, in float32."""
+        """Yield merged weights, or only the adapters in float32 with ``sync: adapter``."""
         return self.whole(dtype) if self._config.sync == "merged" else self._scaled()
 
     def export_with_adapters(self, path: str) -> None:
@@ -109,12 +113,12 @@ class LoRAWeights(TrainedWeights):
         return {name: tensor.clone() for name, tensor in self._adapters().items()}
 
     def none(self) -> dict[str, Tensor]:
-        """Return adapters that change nothing."""
+        """Return adapters of zeros, which do not change the base."""
         return {name: torch.zeros_like(tensor) for name, tensor in self._adapters().items()}
 
     @contextmanager
     def holding(self, others: Mapping[str, Tensor]) -> Iterator[None]:
-        """Hold other adapters for a while, in which no gradient is wanted."""
+        """Use other adapters within the block, without gradients."""
         mine = self.now()
         self._hold(others)
         try:
@@ -129,11 +133,11 @@ class LoRAWeights(TrainedWeights):
 
     @torch.no_grad()
     def _draw(self) -> None:
-        """Let A be random, the same on however many ranks, and B zero."""
+        """Initialise A randomly, the same for any number of ranks, and B with zeros."""
         chance = torch.Generator().manual_seed(torch.initial_seed())
         for name, parameter in self.parameters().items():
             drawn = torch.zeros(parameter.shape)
-            if name.endswith(lora.A):  # as peft draws it
+            if name.endswith(lora.A):  # as peft does
                 nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=chance)
             parameter.copy_(_laid_out(drawn, parameter))
 
@@ -142,7 +146,7 @@ class LoRAWeights(TrainedWeights):
         return {name: p.detach() for name, p in self.parameters().items()}
 
     def _scaled(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the adapters as engines get them, whole."""
+        """Yield the whole adapters as engines receive them."""
         scale = self._config.alpha / self._config.rank
         for name, shard in self._adapters().items():
             tensor = distributed.whole(shard)
@@ -150,10 +154,10 @@ class LoRAWeights(TrainedWeights):
 
 
 def put_adapters(model: nn.Module, config: LoRA, model_path: str) -> None:
-    """Put adapters into a model, before it is sharded.
+    """Add adapters to a model, before it is sharded.
 
     Raises:
-        ConfigError: When peft is missing, or the model has not what is to be adapted.
+        ConfigError: If peft is missing, or the model lacks the modules to adapt.
     """
     modules = _modules(model, config)
     try:
@@ -165,7 +169,7 @@ def put_adapters(model: nn.Module, config: LoRA, model_path: str) -> None:
 
 
 def _record(config: LoRA, modules: Iterable[str], model_path: str) -> Any:
-    """Return what peft notes of adapters."""
+    """Return peft's config of the adapters."""
     from peft import LoraConfig
 
     return LoraConfig(
@@ -184,15 +188,15 @@ def _modules(model: nn.Module, config: LoRA) -> list[str]:
     """Return the full names of the matrices to adapt.
 
     Raises:
-        ConfigError: Naming those that there are.
+        ConfigError: If a module does not exist; the error lists the existing ones.
     """
     inner = {id(m) for layer in decoder_layers(model) for m in layer.modules()}
     linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and id(m) in inner]
     last = {name.rpartition(".")[2] for name in linear}
     if not linear:
         raise ConfigError(
-            f"lora: {type(model).__name__} has no linear layers in its decoder that could be "
-            "adapted; train it whole (remove lora)"
+            f"lora: {type(model).__name__} has no linear layers in its decoder that can be "
+            "adapted: remove lora to train the whole model"
         )
     wanted = last if config.target_modules is None else set(config.target_modules)
     if unknown := sorted(wanted - last):
@@ -204,12 +208,12 @@ def _modules(model: nn.Module, config: LoRA) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """Return a parameter's name without what peft has put in."""
+    """Return a parameter's name without peft's additions."""
     return name.replace(".base_layer.", ".").replace(f".{ADAPTER}.", ".")
 
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor that all ranks have, as another is sharded."""
+    """Return this rank's shard of a tensor that all ranks have, sharded like another tensor."""
     tensor, mesh = tensor.to(like.device), getattr(like, "device_mesh", None)
     if mesh is None:
         return tensor
@@ -219,9 +223,9 @@ def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _fingerprint(model: nn.Module) -> Tensor:
-    """Return a number for each frozen tensor, by its bits; int64 on the CPU.
+    """Return a checksum of the bits of each frozen tensor; int64 on the CPU.
 
-    The same on however many ranks; a collective call.
+    It is the same for any number of ranks. This is a collective call.
     """
     frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
     mine = [getattr(p, "to_local", lambda p=p: p)() for p in frozen]
@@ -230,5 +234,5 @@ def _fingerprint(model: nn.Module) -> Tensor:
 
 
 def trained_weights(model: nn.Module, config: LoRA | None, model_path: str) -> TrainedWeights:
-    """Return what of a model, adapted where ``config`` is given, a run trains."""
+    """Return the trained weights of a model: its adapters if ``config`` is given, else all."""
     return LoRAWeights(model, config, model_path) if config else TrainedWeights(model)

@@ -1,7 +1,7 @@
-"""Between rows and the algorithm's loss: packed tensors in, sums of metrics out.
+"""The input of the algorithm's loss as packed tensors, and the sums of its metrics.
 
-Takes: the rows of a microbatch, and what loss and model said of them. Gives: a
-:class:`LossBatch`, and means over all microbatches and ranks. Never: knows an algorithm.
+Takes: the rows of a microbatch, and the results of loss and model. Gives: a :class:`LossBatch`, and
+means over all microbatches and ranks. Never: depends on an algorithm.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def loss_batch(
     """Return some rows of a minibatch, packed; ``N`` is the sum of their lengths.
 
     Args:
-        minibatch: The whole.
-        members: Which of its rows.
+        minibatch: The minibatch.
+        members: Indices of the rows.
         policy_version: The trainer's version, for staleness.
-        device: Where the tensors go.
+        device: The device of the tensors.
     """
     rows = [minibatch.rows[i] for i in members]
     mask = np.concatenate([r.sample.loss_mask for r in rows])
@@ -56,15 +56,15 @@ def loss_batch(
 
 
 def spread(values: Tensor, loss_mask: Tensor) -> Tensor:
-    """Return ``[N]``: ``values`` ``[K]`` at the loss tokens, 0 elsewhere; differentiable."""
+    """Return ``[N]`` with ``values`` ``[K]`` at the loss tokens, 0 elsewhere; differentiable."""
     at = loss_mask.nonzero().squeeze(1)
     return values.new_zeros(len(loss_mask)).index_copy(0, at, values)
 
 
 def mismatch_sums(logprobs: Tensor, part: LossBatch) -> dict[str, Tensor]:
-    """Return how far the trainer's logprobs ``[N]`` are from the engine's: sums and maxima.
+    """Return sums and maxima of the differences between trainer's and engine's logprobs ``[N]``.
 
-    Fresh tokens are those that the newest policy version sampled.
+    Fresh tokens are tokens that the newest policy version sampled.
     """
     mask = part.loss_mask
     diff = (logprobs.detach() - part.inference_logprobs)[mask].abs()
@@ -81,7 +81,7 @@ def mismatch_sums(logprobs: Tensor, part: LossBatch) -> dict[str, Tensor]:
 
 
 class MetricSums:
-    """Adds up the metrics of one minibatch over microbatches and ranks."""
+    """Sums the metrics of one minibatch over microbatches and ranks."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -90,7 +90,8 @@ class MetricSums:
     def add(self, metrics: Mapping[str, Tensor], *, is_real: bool) -> None:
         """Add one microbatch: sums, and maxima (names ending in ``_max``).
 
-        One that is not real adds nothing but its names, so that all ranks reduce the same ones.
+        A microbatch that is not real adds only its names, so that all ranks reduce the same
+        metrics.
         """
         for name, metric in metrics.items():
             value = metric.detach().double()
@@ -127,9 +128,9 @@ class MetricSums:
 
 
 def _effective_sample_size(means: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of the loss tokens that weighted ones are worth; nothing without weights.
+    """Return the effective sample size as a share of the loss tokens; empty without weights.
 
-    That is ``(sum w)^2 / (n sum w^2)`` (Kish 1965, "Survey Sampling"): 1 where all are equal.
+    It is ``(sum w)^2 / (n sum w^2)`` (Kish 1965, "Survey Sampling"): 1 if all weights are equal.
     """
     mean, square = means.get("is_weight_mean"), means.get("is_weight_sq_mean")
     if mean is None or not square:

@@ -1,12 +1,12 @@
-"""One algorithm with other options for some environments of a run.
+"""One algorithm with different options for some environments of a run.
 
     groups of A --> algorithm with the options of A --> rows --+
     groups of B --> algorithm with the options of B --> rows --+--> one batch, one loss, one update
 
 Takes: one instance of the algorithm for each environment. Gives: an :class:`Algorithm` over all of
-them: each gets the groups, signals and tokens of its environment alone. Never: mixes their
-statistics; and no environment weighs more than its share of tokens or samples, for every share of
-the loss is divided by the totals of the whole minibatch.
+them; each instance receives only the groups, signals and tokens of its environment. Never: mixes
+their statistics, or weights an environment by more than its share of tokens or samples: every part
+of the loss is divided by the totals of the whole minibatch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rollart_core.types import FloatArray, Group
 
 
 class AlgorithmMix(Algorithm):
-    """The algorithm of a run with settings by environment.
+    """The algorithm of a run with options by environment.
 
     Args:
-        algorithms: By the name of the environment; those with the same options may be one object.
+        algorithms: The algorithms by name of the environment; one object may occur several times.
 
     Raises:
-        ConfigError: When their options make them no parts of one: they ask for other modules, or
-            leave out other samples.
+        ConfigError: If their options cannot be combined: they require different modules, or drop
+            different samples.
     """
 
     def __init__(self, algorithms: Mapping[str, Algorithm]) -> None:
@@ -41,8 +41,8 @@ class AlgorithmMix(Algorithm):
         kinds = {a.zero_advantage for a in self._algorithms}
         if "drop" in kinds and len(kinds) > 1:
             raise ConfigError(
-                "env.run.algorithm: samples that teach nothing are dropped for one environment and "
-                "kept for another (zero_advantage), but they share their batches: use one of both"
+                "env.run.algorithm: zero_advantage drops samples for one environment and keeps "
+                "them for another, but environments share batches: set the same value for all"
             )
         self.zero_advantage = kinds.pop() if len(kinds) == 1 else "train"
         self.wants_entropy = any(a.wants_entropy for a in self._algorithms)
@@ -50,12 +50,12 @@ class AlgorithmMix(Algorithm):
         if len(least) > 1:
             raise ConfigError(
                 "env.run.algorithm: min_effective_groups counts the groups of the whole batch, of "
-                "all environments; give it in algorithm alone"
+                "all environments: set it only in algorithm"
             )
         self.min_effective_groups = least.pop()
 
     def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return each environment's own; see :class:`Algorithm`."""
+        """Return the advantages of each environment's algorithm; see :class:`Algorithm`."""
         which = [self._index(g.task.env_id) for g in groups]
         self._of_trajectory = np.array(
             [k for g, k in zip(groups, which, strict=True) for _ in g.trajectories], dtype=np.int64
@@ -67,7 +67,7 @@ class AlgorithmMix(Algorithm):
         return self._each(groups, signals, advantages)[""]
 
     def targets(self, groups: Sequence[Group], signals: Signals) -> dict[str, list[FloatArray]]:
-        """Return each environment's own, 0 where it has none; see :class:`Algorithm`."""
+        """Return each environment's targets, 0 if it has none; see :class:`Algorithm`."""
 
         def targets(algorithm: Algorithm, some: Sequence[Group], own: Signals) -> _Named:
             return algorithm.targets(some, own)
@@ -77,10 +77,10 @@ class AlgorithmMix(Algorithm):
     def loss(
         self, trainer_logprobs: torch.Tensor, batch: LossBatch
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the sum of all shares; see :class:`Algorithm`.
+        """Return the sum of the losses of all algorithms; see :class:`Algorithm`.
 
-        Each algorithm is asked, also where a microbatch holds nothing of its environment: all ranks
-        then report the same metrics.
+        Each algorithm is called even if a microbatch has no tokens of its environment, so that all
+        ranks report the same metrics.
         """
         of_token = torch.from_numpy(self._of_trajectory).to(batch.trajectory_ids.device)
         of_token = of_token[batch.trajectory_ids]
@@ -101,18 +101,18 @@ class AlgorithmMix(Algorithm):
         return total, sums
 
     def extra_modules(self, hidden_size: int) -> dict[str, torch.nn.Module]:
-        """Return the modules that all share; see :class:`Algorithm`."""
+        """Return the modules that all algorithms share; see :class:`Algorithm`."""
         each = [a.extra_modules(hidden_size) for a in self._algorithms]
         if len({frozenset(modules) for modules in each}) > 1:
             raise ConfigError(
-                "env.run.algorithm: the algorithm trains modules beside the policy for one "
-                "environment and not for another; give them the same options there"
+                "env.run.algorithm: the algorithm has extra modules for one environment but not "
+                "for another: set the options that require modules for all environments"
             )
         return each[0]
 
     def _index(self, env: str) -> int:
         if env not in self._names:
-            raise BatchRefused(f"no algorithm for {env!r}; there are {', '.join(self._names)}")
+            raise BatchRefused(f"no algorithm for {env!r}; known are {', '.join(self._names)}")
         return self._names.index(env)
 
     def _each(
@@ -121,7 +121,7 @@ class AlgorithmMix(Algorithm):
         signals: Signals,
         ask: Callable[[Algorithm, Sequence[Group], Signals], _Named],
     ) -> _Named:
-        """Ask each algorithm about its groups; return rows by name, in the order of all samples."""
+        """Call each algorithm with its groups; return rows by name, in the order of all samples."""
         samples = [s for g in groups for s in g.samples]
         owner = [self._index(g.task.env_id) for g in groups for _ in g.samples]
         found: _Named = {}
@@ -145,7 +145,7 @@ _Named = dict[str, list[FloatArray]]
 
 
 class _Part(Mapping[str, list[FloatArray]]):
-    """The signals of some samples, computed (for all) when first asked for."""
+    """The signals of some samples, computed (for all samples) at their first use."""
 
     def __init__(self, signals: Signals, places: Sequence[int]) -> None:
         self._signals = signals
@@ -163,7 +163,7 @@ class _Part(Mapping[str, list[FloatArray]]):
 
 
 def _only(batch: LossBatch, mask: torch.Tensor) -> LossBatch:
-    """Return the batch with all tokens masked that are not in ``mask`` ``[N]``."""
+    """Return the batch with all tokens outside ``mask`` ``[N]`` masked."""
 
     def kept(values: torch.Tensor) -> torch.Tensor:
         return torch.where(mask, values, torch.zeros_like(values))

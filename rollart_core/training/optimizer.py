@@ -1,36 +1,37 @@
-"""AdamW with a schedule, clipped gradients, a bounded step, and a guard against bad numbers.
+"""AdamW with a schedule, clipped gradients, a bounded step, and checks for non-finite numbers.
 
     gradients -> norm -> not finite, or an outlier (trainer.clip): no update
                       -> clip -> AdamW at lr * schedule -> KL above max_kl: undo, half the step
 
-Takes: parameters that hold gradients. Gives: one update, or none and why; several in a row whose
-loss or gradient is not finite are an error. Never: computes a loss.
+Takes: parameters with gradients. Gives: one update, or the reason why there is none. Several
+consecutive updates with a non-finite loss or gradient are an error. Never: computes a loss.
 
 **Schedule**, the factor of ``trainer.lr`` at each update:
 
-    warm-up (linear, W updates)  *  decay at the place p in [0, 1] of the schedule
+    warm-up (linear, W updates)  *  decay at the position p in [0, 1] of the schedule
 
     linear   1 - (1 - m) p
     cosine   m + (1 - m) (1 + cos(pi p)) / 2             arXiv:1608.03983, equation 5, one period
     wsd      1 until p = 1 - d, then linear down to m    arXiv:2404.06395
 
-with m ``min_ratio`` and d ``decay_share``. Over updates p is ``(s - W) / (N - W)``, s the updates
-taken so far and N ``num_train_steps``; over ``stop`` it is the share of ``stop`` that is used. It
-depends on nothing else, so that a run resumed from a checkpoint has the same learning rates.
+with m ``min_ratio`` and d ``decay_share``. Over updates, p is ``(s - W) / (N - W)``, with s the
+number of applied updates and N ``num_train_steps``. Over ``stop``, it is the used share of
+``stop``. It depends on nothing else, so a run resumed from a checkpoint has the same learning
+rates.
 
-**Clipping**, how much of a gradient is kept, by the norms of those before it:
+**Clipping**, the bound of a gradient's norm, by the norms of the gradients before it:
 
-    norm      at ``trainer.grad_clip`` alone
-    quantile  AutoClip (arXiv:2007.14469): at the q-quantile of the last norms, the
-              present one among them
+    norm      only at ``trainer.grad_clip``
+    quantile  AutoClip (arXiv:2007.14469): at the q-quantile of the last norms,
+              including the current one
     zscore    ZClip (arXiv:2504.02507): a norm g with z = (g - mu) / sigma > z_t is
               scaled to mu + z_t^2 sigma / z. Then, with the scaled norm g',
               mu <- a mu + (1 - a) g', and after that var <- a var + (1 - a) (g' - mu)^2.
-              The first norms give mean and variance to begin with.
+              The first norms determine the initial mean and variance.
 
 ``grad_clip`` is the upper bound of all. If a norm is above ``skip_above`` times the threshold, the
-update is skipped. The history keeps such a norm as one of just that size (``zscore``: of the
-threshold), so that norms that stay large are not outliers for ever.
+update is skipped. The history stores such a norm as exactly that limit (``zscore``: as the
+threshold), so that norms which stay large do not remain outliers.
 """
 
 from __future__ import annotations
@@ -52,27 +53,27 @@ from rollart_core.training import distributed
 from rollart_core.training.step_kl import BoundedStep, bounded_step
 
 MAX_SKIPPED = 3
-"""So many updates in a row without a finite loss and gradient end the run."""
+"""The run ends after this number of consecutive updates with a non-finite loss or gradient."""
 
 NORM_EPS = 1e-6
-"""Added to the standard deviation, as ZClip does."""
+"""Added to the standard deviation, as in ZClip."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateOutcome:
-    """What became of one update."""
+    """The outcome of one update."""
 
     grad_norm: float
-    """Before clipping."""
+    """Gradient norm before clipping."""
     lr: float
     updated: bool
     clip: ClipDecision | None = None
-    """None when loss or gradient were not finite."""
+    """None if loss or gradient were not finite."""
     step: BoundedStep | None = None
-    """None when the KL of the step was not measured."""
+    """None if the KL of the step was not measured."""
 
     def metrics(self) -> dict[str, float]:
-        """Return what a report says of it."""
+        """Return its metrics for a report."""
         found = {
             "grad_norm": self.grad_norm,
             "lr": self.lr,
@@ -90,8 +91,8 @@ class GuardedAdamW:
     """AdamW over named parameters (arXiv:1711.05101, algorithm 2).
 
     Args:
-        parameters: Name -> parameter; matrices decay, vectors do not.
-        config: Learning rate, warm-up, schedule, clipping, betas and so on.
+        parameters: Name -> parameter; weight decay applies to matrices, not to vectors.
+        config: Learning rate, warm-up, schedule, clipping, betas and other settings.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], config: TrainerConfig) -> None:
@@ -99,10 +100,10 @@ class GuardedAdamW:
         self._parameters = parameters
         self._skipped = 0
         self.train_step = 0
-        """Updates taken so far."""
+        """Number of applied updates."""
         self.clipping = make_clipping(config)
         self.lr_factor = 1.0
-        """What the configured learning rate is multiplied by."""
+        """Factor of the configured learning rate."""
         every = list(parameters.values())
         groups: list[dict[str, Any]] = [
             {"params": [p for p in every if p.dim() > 1]},
@@ -118,7 +119,7 @@ class GuardedAdamW:
         )
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Reset all gradients."""
         self._adamw.zero_grad(set_to_none=True)
 
     def update(
@@ -130,17 +131,18 @@ class GuardedAdamW:
         holds: bool = False,
         measure_kl: Callable[[], float] | None = None,
     ) -> UpdateOutcome:
-        """Clip, check, and update with the gradients the parameters hold.
+        """Clip, check, and update with the gradients of the parameters.
 
         Args:
-            loss: The loss those gradients are of.
-            lr: Learning rate; None for the configured one with its warm-up and schedule.
+            loss: The loss of these gradients.
+            lr: Learning rate. If None, the configured one with its warm-up and schedule.
             progress: The used share of ``stop``, for a schedule over it.
-            holds: Leave the parameters as they are: the train step counts all the same.
-            measure_kl: Returns how far the parameters now are from those before; needs ``max_kl``.
+            holds: Do not change the parameters; the train step counts nevertheless.
+            measure_kl: Returns the KL from the parameters before the step to the current ones;
+                requires ``max_kl``.
 
         Raises:
-            TrainingDiverged: At the third update in a row that is not finite.
+            TrainingDiverged: If three consecutive updates are not finite.
         """
         lr = self._lr(progress) if lr is None else lr
         parameters = list(self._parameters.values())
@@ -160,12 +162,12 @@ class GuardedAdamW:
         return UpdateOutcome(norm, lr, updated=updated, clip=clip, step=step)
 
     def go_on_from(self, train_step: int) -> None:
-        """Go on from a checkpoint that was loaded."""
+        """Continue from a loaded checkpoint."""
         self.train_step = train_step
         self._skipped = 0
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return the moments and step counts by parameter name; to be saved, or loaded into."""
+        """Return the moments and step counts by parameter name, to save or to load into."""
         for p in self._parameters.values():
             if not self._adamw.state[p]:
                 self._adamw.state[p] = {
@@ -181,7 +183,7 @@ class GuardedAdamW:
         return config.lr * scheduled * self.lr_factor
 
     def _take(self, lr: float, measure_kl: Callable[[], float] | None) -> BoundedStep | None:
-        """Take the step; with ``measure_kl``, only as much of it as ``max_kl`` allows."""
+        """Take the step; with ``measure_kl``, only the share that ``max_kl`` allows."""
 
         def step(scale: float) -> None:
             for group in self._adamw.param_groups:
@@ -202,23 +204,23 @@ class GuardedAdamW:
             raise TrainingDiverged(
                 f"{self._skipped} updates in a row were not finite (loss {loss}, gradient norm "
                 f"{norm}) after train_step {self.train_step}: lower trainer.lr (it is "
-                f"{self._config.lr}) or trainer.grad_clip, or look at the rewards"
+                f"{self._config.lr}) or trainer.grad_clip, or check the rewards"
             )
 
 
 def lr_factor(
     schedule: Schedule, warmup_train_steps: int, train_step: int, progress: float | None
 ) -> float:
-    """Return what ``trainer.lr`` is multiplied by at the next update.
+    """Return the factor of ``trainer.lr`` at the next update.
 
     Args:
-        schedule: The section; over updates, with ``num_train_steps`` known.
-        warmup_train_steps: W.
-        train_step: Updates taken so far.
-        progress: The used share of ``stop``, where the schedule is over it.
+        schedule: The section; a schedule over updates requires ``num_train_steps``.
+        warmup_train_steps: Number of warm-up updates, W.
+        train_step: Number of applied updates.
+        progress: The used share of ``stop``, if the schedule is over it.
 
     Raises:
-        ValueError: When the schedule needs what was not given.
+        ValueError: If a value that the schedule requires is missing.
     """
     warmup = min(1.0, (train_step + 1) / max(1, warmup_train_steps))
     if schedule.kind == "constant":
@@ -229,10 +231,10 @@ def lr_factor(
 def _place(
     schedule: Schedule, warmup_train_steps: int, train_step: int, progress: float | None
 ) -> float:
-    """Return where in the schedule an update is: from 0 to 1."""
+    """Return the position of an update in the schedule, from 0 to 1."""
     if schedule.over == "stop":
         if progress is None:
-            raise ValueError("a schedule over stop needs the used share of it with every batch")
+            raise ValueError("a schedule over stop needs the used share of stop with every batch")
         return min(1.0, max(0.0, progress))
     if schedule.num_train_steps is None:
         raise ValueError("a schedule over train_steps needs num_train_steps")
@@ -251,7 +253,7 @@ def _decay(schedule: Schedule, place: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ClipDecision:
-    """What to do with one gradient."""
+    """The decision about one gradient."""
 
     norm: float
     threshold: float
@@ -259,7 +261,7 @@ class ClipDecision:
     max_norm: float
     """The gradient is scaled to this norm if it is larger."""
     skipped: bool = False
-    """It is an outlier: no update is taken."""
+    """Whether it is an outlier, so that no update is applied."""
 
     @property
     def clipped(self) -> bool:
@@ -268,20 +270,20 @@ class ClipDecision:
 
 
 class Clipping(Protocol):
-    """Decides on gradients, one after another."""
+    """Decides about gradients, one after another."""
 
     def decide(self, norm: float) -> ClipDecision:
-        """Return what to do with a gradient of this finite norm, and remember the norm."""
+        """Return the decision about a gradient of this finite norm, and store the norm."""
 
     def state(self) -> list[float]:
-        """Return what a checkpoint keeps; always equally many numbers."""
+        """Return the state in a checkpoint; its length is constant."""
 
     def load_state(self, state: Sequence[float]) -> None:
-        """Go on from what :meth:`state` returned."""
+        """Continue from the result of :meth:`state`."""
 
 
 class FixedClipping:
-    """``kind: norm``."""
+    """Clipping at a fixed norm (``kind: norm``)."""
 
     def __init__(self, grad_clip: float) -> None:
         self._grad_clip = grad_clip
@@ -291,7 +293,7 @@ class FixedClipping:
         return ClipDecision(norm, self._grad_clip, self._grad_clip)
 
     def state(self) -> list[float]:
-        """Return nothing."""
+        """Return an empty list."""
         return []
 
     def load_state(self, state: Sequence[float]) -> None:
@@ -299,7 +301,7 @@ class FixedClipping:
 
 
 class QuantileClipping:
-    """``kind: quantile``; see the module."""
+    """Clipping at a quantile of the last norms (``kind: quantile``); see the module."""
 
     def __init__(self, config: QuantileClip, grad_clip: float) -> None:
         self._config = config
@@ -322,19 +324,19 @@ class QuantileClipping:
         return ClipDecision(norm, bound, bound, skipped=norm > limit)
 
     def state(self) -> list[float]:
-        """Return how many norms were seen, and the last of them, filled up with zeros."""
+        """Return the number of norms so far, and the last norms, padded with zeros."""
         missing = self._config.window - len(self._norms)
         return [float(self._num_seen), *self._norms, *([0.0] * missing)]
 
     def load_state(self, state: Sequence[float]) -> None:
-        """Go on from what :meth:`state` returned."""
+        """Continue from the result of :meth:`state`."""
         self._num_seen = int(state[0])
         last = state[1 : 1 + min(self._num_seen, self._config.window)]
         self._norms = deque(last, maxlen=self._config.window)
 
 
 class ZScoreClipping:
-    """``kind: zscore``; see the module."""
+    """Clipping of outliers by their z-score (``kind: zscore``); see the module."""
 
     def __init__(self, config: ZScoreClip, grad_clip: float) -> None:
         self._config = config
@@ -344,7 +346,7 @@ class ZScoreClipping:
         self._variance = 0.0
 
     def decide(self, norm: float) -> ClipDecision:
-        """Clip an outlier."""
+        """Clip the norm of an outlier."""
         config = self._config
         if self._num_seen < config.warmup_updates:
             self._add_to_first(norm)
@@ -361,15 +363,15 @@ class ZScoreClipping:
         return ClipDecision(norm, min(threshold, grad_clip), min(kept, grad_clip), skipped=skipped)
 
     def state(self) -> list[float]:
-        """Return how many norms were seen, their mean and variance."""
+        """Return the number of norms so far, their mean and their variance."""
         return [float(self._num_seen), self._mean, self._variance]
 
     def load_state(self, state: Sequence[float]) -> None:
-        """Go on from what :meth:`state` returned."""
+        """Continue from the result of :meth:`state`."""
         self._num_seen, self._mean, self._variance = int(state[0]), state[1], state[2]
 
     def _add_to_first(self, norm: float) -> None:
-        """Update mean and variance of all norms so far (Welford 1962)."""
+        """Update the mean and the variance of all norms so far (Welford 1962)."""
         self._num_seen += 1
         before = self._mean
         self._mean += (norm - before) / self._num_seen
@@ -377,7 +379,7 @@ class ZScoreClipping:
         self._variance += gained / self._num_seen
 
     def _remember(self, norm: float) -> None:
-        """Update the moving mean, and with it the moving variance."""
+        """Update the moving mean, then the moving variance."""
         decay = self._config.ema_decay
         self._num_seen += 1
         self._mean = decay * self._mean + (1 - decay) * norm
@@ -385,7 +387,7 @@ class ZScoreClipping:
 
 
 def make_clipping(config: Trainer) -> Clipping:
-    """Return the clipping that a ``trainer`` section asks for, without any history."""
+    """Return the clipping that a ``trainer`` section configures, without history."""
     match config.clip:
         case QuantileClip() as clip:
             return QuantileClipping(clip, config.grad_clip)

@@ -1,21 +1,21 @@
-"""From token rows to the logprobs of their loss tokens, by one of several forward passes.
+"""Forward passes: logprobs of the loss tokens of token rows.
 
 ============ ===================================================== =============================
-class        for                                                   work
+class        models                                                work
 ============ ===================================================== =============================
-of a plugin  what it says (``rollart list forward_passes``)        its own
+of a plugin  its own choice (``rollart list forward_passes``)      its own
 PackedPolicy models that take a custom attention function          no padding
 PaddedPolicy any causal LM of transformers                         rows padded to the longest
 ============ ===================================================== =============================
 
-Packed rows stand one after the other in one input row; position ids restart with each. Attention is
-causal within a row and blind across rows: for it the rows are padded to the longest of their length
-bucket, and only for it. Logprobs and entropies have backward passes by hand: torch's eager autograd
-would save and re-read several ``[R, V]`` tensors more.
+Packed rows are concatenated in one input row; position ids restart with each row. Attention is
+causal within a row and masked across rows. Only for attention, the rows are padded to the longest
+row of their length bucket. Logprobs and entropies have custom backward passes: torch's eager
+autograd would save and re-read several additional ``[R, V]`` tensors.
 
 Takes: samples. Gives: logprobs and entropies ``[K]`` of their loss tokens, in row order, float32;
-and, where asked for, the last hidden states ``[K, H]`` from before them. Never: updates anything,
-or lets a packed row see another.
+and, on request, the last hidden states ``[K, H]`` before them. Never: updates anything, or lets a
+packed row attend to another.
 """
 
 from __future__ import annotations
@@ -48,55 +48,55 @@ _UNSUPPORTED_ATTENTION = ("softcap", "s_aux", "position_bias")
 
 @dataclass(frozen=True, slots=True)
 class ForwardSettings:
-    """What decides, with the model, how logprobs are computed."""
+    """The settings that determine, with the model, how logprobs are computed."""
 
     temperature: float = 1.0
-    """Logits are divided by it."""
+    """Divisor of the logits."""
     autocast: bool = False
     """Whether matrix products run in bfloat16."""
     recompute: bool = False
-    """Whether the backward pass computes activations again."""
+    """Whether the backward pass recomputes activations."""
     world_size: int = 1
-    """Ranks among which the weights are sharded."""
+    """Number of ranks over which the weights are sharded."""
     kernels: Kernels = "auto"
-    """``trainer.kernels`` of the config: for forward passes that have compiled functions."""
+    """``trainer.kernels`` of the config, for forward passes with compiled functions."""
 
 
 class Read(NamedTuple):
-    """What a model made of some rows; ``R`` places after which a loss token stands."""
+    """The output of a model for some rows; ``R`` positions are followed by a loss token."""
 
     logits: Tensor
-    """``[R, V]``."""
+    """``[R, V]``: the logits."""
     rows: Tensor
-    """``[P]``: the place of each (place, target) pair."""
+    """``[P]``: the index in ``R`` of each (position, target) pair."""
     targets: Tensor
-    """``[P]``."""
+    """``[P]``: the target token of each pair."""
     pairs: Tensor
     """``[K]``: the pair of each loss token."""
     hidden: Tensor | None = None
-    """``[R, H]``: what the logits were made from; None where nobody asked."""
+    """``[R, H]``: the hidden states of the logits; None if not requested."""
 
 
 class Policy(ABC):
-    """A model, and how its logprobs are computed.
+    """A model with a forward pass that computes its logprobs.
 
     Args:
         model: A transformers causal LM.
-        settings: How to compute.
+        settings: The settings of the forward pass.
     """
 
     def __init__(self, model: nn.Module, settings: ForwardSettings) -> None:
         self.model = model
         self.temperature = settings.temperature
         self.computed_tokens = 0
-        """Tokens that went through the model so far, after sharing and before padding."""
+        """Number of tokens processed by the model, after sharing and before padding."""
         self._autocast = settings.autocast
         self._device_type = next(model.parameters()).device.type
 
     @classmethod
     @abstractmethod
     def fits(cls, model: nn.Module, settings: ForwardSettings) -> bool:
-        """Return whether this forward pass computes what ``model`` does, with such settings."""
+        """Return whether this forward pass is correct for ``model`` with these settings."""
 
     @property
     def hidden_size(self) -> int:
@@ -108,14 +108,15 @@ class Policy(ABC):
     def microbatches(
         self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
     ) -> list[list[int]]:
-        """Return bins of indices of at most ``budget`` computed tokens (a longer row: alone).
+        """Return bins of indices with at most ``budget`` computed tokens (a longer row is alone).
 
-        For several ranks equally many each, where there are enough samples, and of like cost.
+        For several ranks, each gets the same number of bins, if there are enough samples, and
+        similar costs.
         """
 
     @abstractmethod
     def read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
-        """Return the logits that precede loss tokens, with the hidden states where asked for."""
+        """Return the logits that precede loss tokens, and the hidden states on request."""
 
     def logprobs(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies (without gradient) of all loss tokens, ``[K]`` each."""
@@ -125,10 +126,10 @@ class Policy(ABC):
     def outputs(
         self, samples: Sequence[Sample], *, hidden: bool = False, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return what :meth:`logprobs` does, and the last hidden states ``[K, H]`` if asked for.
+        """Return the result of :meth:`logprobs`, and the last hidden states ``[K, H]`` on request.
 
-        Those are from before the loss tokens, float32, with gradient. So is the entropy, with
-        ``entropy_gradient``.
+        The hidden states are those before the loss tokens, float32, with gradient. With
+        ``entropy_gradient``, the entropy has a gradient too.
         """
         with self._context():
             read = self.read(samples, hidden=hidden)
@@ -142,23 +143,23 @@ class Policy(ABC):
         return values[read.pairs], entropy[read.rows][read.pairs], states
 
     def hidden(self, samples: Sequence[Sample]) -> Tensor:
-        """Return the last hidden states ``[K, H]`` alone, with hardly any logits."""
+        """Return only the last hidden states ``[K, H]``, and compute few logits."""
         with self._context():
             states, output = self.states(samples)
         if output is None:
             return states.float()
-        # FSDP2 hooks the backward pass at the model's output: it must be part of the graph.
+        # FSDP2 hooks the backward pass at the model's output, so that must be part of the graph.
         return states.float() + 0.0 * output.float().sum()
 
     def states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
-        """Return hidden states ``[K, H]``, and a part of what the model itself gave, if asked."""
+        """Return hidden states ``[K, H]``, and a part of the model's own output or None."""
         read = self.read(samples, hidden=True)
         assert read.hidden is not None
         return read.hidden[read.rows][read.pairs], read.logits[:1]
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
-        """Use another temperature for a while."""
+        """Use another temperature within the block."""
         before, self.temperature = self.temperature, temperature
         try:
             yield
@@ -170,7 +171,7 @@ class Policy(ABC):
 
 
 class PackedPolicy(Policy):
-    """Rows one after the other, without padding, in one row of the model's input."""
+    """A forward pass on concatenated rows, without padding, in one row of the model's input."""
 
     def __init__(self, model: nn.Module, settings: ForwardSettings) -> None:
         super().__init__(model, settings)
@@ -184,7 +185,7 @@ class PackedPolicy(Policy):
     def microbatches(
         self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
     ) -> list[list[int]]:
-        """Count the tokens the model must read; see :class:`Policy`."""
+        """Return bins by the number of tokens that the model must read; see :class:`Policy`."""
         costs = [len(model_input(s)) for s in samples]
         return pack(costs, budget) if num_ranks == 1 else balance(costs, budget, num_ranks)
 
@@ -204,7 +205,7 @@ class PackedPolicy(Policy):
         return seen[0][0, keep], logits
 
     def _placed(self, samples: Sequence[Sample]) -> tuple[list[IntArray], Tensor, Tensor]:
-        """Return the rows, and where each loss token's predecessor stands, and the token, [K]."""
+        """Return the rows, the position before each loss token ``[K]``, and the token ``[K]``."""
         inputs = [model_input(s) for s in samples]
         self.computed_tokens += sum(len(row) for row in inputs)
         positions, targets = loss_tokens(samples)
@@ -216,17 +217,17 @@ class PackedPolicy(Policy):
 
 
 class PaddedPolicy(Policy):
-    """Rows padded on the right to the longest, with an attention mask."""
+    """A forward pass on rows padded on the right to the longest, with an attention mask."""
 
     @classmethod
     def fits(cls, model: nn.Module, settings: ForwardSettings) -> bool:
-        """Return True: it runs any model."""
+        """Return True: it works with any model."""
         return True
 
     def microbatches(
         self, samples: Sequence[Sample], budget: int, num_ranks: int = 1
     ) -> list[list[int]]:
-        """Count padding too; see :class:`Policy`."""
+        """Return bins by the number of tokens including padding; see :class:`Policy`."""
         lengths = [len(model_input(s)) for s in samples]
         bins: list[list[int]] = []
         for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -257,10 +258,10 @@ class PaddedPolicy(Policy):
 
 
 def new_policy(model: nn.Module, settings: ForwardSettings) -> Policy:
-    """Return a model with the first forward pass that fits it: a plugin's, or one of ours.
+    """Return a model with the first forward pass that fits it: a plugin's, or a built-in one.
 
     Raises:
-        PluginError: When the class of a registered forward pass cannot be imported.
+        PluginError: If the class of a registered forward pass cannot be imported.
     """
     found = registry.others_first("forward_passes")
     classes: list[type[Policy]] = [registry.resolve("forward_passes", r.key) for r in found]
@@ -273,7 +274,7 @@ def new_policy(model: nn.Module, settings: ForwardSettings) -> Policy:
 
 @contextmanager
 def _last_hidden(model: nn.Module, *, wanted: bool) -> Iterator[list[Tensor]]:
-    """Collect what the decoder of a transformers model hands to its head, ``[B, T, H]``."""
+    """Collect the output of a transformers model's decoder, ``[B, T, H]``."""
     seen: list[Tensor] = []
     if not wanted:
         yield seen
@@ -287,7 +288,7 @@ def _last_hidden(model: nn.Module, *, wanted: bool) -> Iterator[list[Tensor]]:
 
 
 def loss_tokens(samples: Sequence[Sample]) -> tuple[list[Index], list[IntArray]]:
-    """Return for each sample the positions of its loss tokens, and the tokens there."""
+    """Return the positions of each sample's loss tokens, and their token ids."""
     positions = [np.flatnonzero(s.loss_mask).astype(np.int64) for s in samples]
     targets = [s.token_ids[at] for s, at in zip(samples, positions, strict=True)]
     return positions, targets
@@ -299,7 +300,7 @@ def index_tensors(device: torch.device, *arrays: np.ndarray) -> tuple[Tensor, ..
 
 
 class _LogProbsAndEntropy(torch.autograd.Function):
-    """As :class:`_LogProbs`, with the gradient of the entropy: ``dH/dz_j = -p_j (log p_j + H)``."""
+    """Like :class:`_LogProbs`, with the entropy's gradient ``dH/dz_j = -p_j (log p_j + H)``."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -346,7 +347,7 @@ def logprobs(
         logits: ``[R, V]`` float32, already divided by the temperature.
         rows: ``[P]`` int64.
         targets: ``[P]`` int64.
-        entropy_gradient: Whether the entropy is differentiable too.
+        entropy_gradient: Whether the entropy is differentiable.
     """
     function = _LogProbsAndEntropy if entropy_gradient else _LogProbs
     return function.apply(logits, rows, targets)  # type: ignore[no-any-return,no-untyped-call]
@@ -354,16 +355,16 @@ def logprobs(
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Where the rows lie, for attention."""
+    """The layout of the rows, for attention."""
 
     gather: tuple[Tensor, ...]
-    """For each bucket ``[n, L]``: the token of each slot (0 where padded)."""
+    """For each bucket ``[n, L]``: the token index of each slot (0 if padded)."""
     slots: Tensor
-    """``[N]``; for each token its slot among those of all buckets, in order."""
+    """``[N]``: the slot of each token among the slots of all buckets, in order."""
 
 
 def supports_packing(model: nn.Module) -> bool:
-    """Return whether packed rows give what the model gives for each row alone."""
+    """Return whether packed rows have the same result as the model for each row alone."""
     config: Any = model.config
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     return (
@@ -382,7 +383,7 @@ def install_packed_attention(model: nn.Module) -> None:
 
 
 def packed_layout(lengths: Sequence[int], device: torch.device) -> PackedRows:
-    """Return where rows of these lengths lie; rows whose lengths differ little share a bucket."""
+    """Return the layout of rows of these lengths; rows of similar length share a bucket."""
     starts = np.cumsum([0, *lengths])
     by_size: dict[int, list[int]] = {}
     for i, length in enumerate(lengths):
@@ -427,7 +428,7 @@ def _packed_attention(
     """Attend within rows; ``[1, H, N, D]`` in, ``[1, N, H, D]`` out."""
     if packed_rows is None or any(kwargs.get(name) is not None for name in _UNSUPPORTED_ATTENTION):
         raise NotImplementedError(
-            f"{type(module).__name__} asks more of attention than packing has"
+            f"{type(module).__name__} uses attention features that packing does not support"
         )
     outs = []
     for index in packed_rows.gather:

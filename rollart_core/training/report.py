@@ -1,6 +1,6 @@
-"""What the trainer says of one optimizer update; free of torch, so that any process can read it.
+"""The trainer's report of one optimizer update, without torch, so that any process can read it.
 
-Takes: nothing. Gives: a record that travels between processes. Never: holds a tensor.
+Takes: nothing. Gives: a record that is sent between processes. Never: contains a tensor.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TrainStepReport:
-    """One optimizer update."""
+    """The report of one optimizer update."""
 
     train_step: int
-    """Updates taken so far, over the whole run, this one among them if it was taken."""
+    """Number of applied updates in the whole run, including this one if it was applied."""
     policy_version: int
-    """Version of the weights it started from."""
+    """Version of the weights before the update."""
     metrics: Mapping[str, float]
-    """Means over loss tokens unless the name says otherwise."""
+    """Means over loss tokens, unless the name indicates otherwise."""

@@ -1,7 +1,7 @@
-"""Signals: what an algorithm wants to know of each token besides who sampled it.
+"""Signals: additional values for each token that an algorithm requires.
 
-Takes: samples, and the policies that can speak of them. Gives: ``[T]`` rows, computed when asked
-for. Never: gradients.
+Takes: samples, and the policies that compute signals. Gives: ``[T]`` rows, computed at their first
+use. Never: gradients.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from rollart_core.types import FloatArray, Sample
 
 KNOWN = frozenset({"proximal_logprobs", "ref_logprobs", "entropy"})
 TEACHER = "teacher_logprobs"
-"""Comes with the samples: a teacher's engine has scored them."""
+"""Logprobs by a teacher's engine; they come with the samples."""
 
 
 def check_known(
     requires: frozenset[str], modules: frozenset[str] = frozenset(), *, has_teacher: bool = False
 ) -> None:
-    """Refuse signals that nobody can give.
+    """Check that all required signals can be computed.
 
     Args:
-        requires: What the algorithm asks for.
+        requires: The signals that the algorithm requires.
         modules: The names of its extra modules.
         has_teacher: Whether the run has a teacher.
 
     Raises:
-        ConfigError: Naming them.
+        ConfigError: If a signal or a module does not fit; the error names it.
     """
     if TEACHER in requires and not has_teacher:
         raise ConfigError(
-            f"the algorithm requires {TEACHER}: name the model to learn from with teacher.path"
+            f"the algorithm requires {TEACHER}: set teacher.path to the model to learn from"
         )
     known = KNOWN | modules | {TEACHER}
     if unknown := sorted(requires - known):
         raise ConfigError(
             f"the algorithm requires {', '.join(unknown)}; this trainer computes {sorted(KNOWN)}, "
-            "and what an extra module of that name says (extra_modules())"
+            "and the signals of extra modules with that name (extra_modules())"
         )
     if taken := sorted(modules & (KNOWN | {TEACHER})):
-        raise ConfigError(f"the algorithm's modules {', '.join(taken)} bear names of other signals")
+        raise ConfigError(f"the algorithm's modules {', '.join(taken)} have names of other signals")
     if idle := sorted(modules - requires):
         raise ConfigError(
-            f"the algorithm brings modules {', '.join(idle)} that it does not require"
+            f"the algorithm has modules {', '.join(idle)} that are not among its required signals"
         )
 
 
 def teacher_rows(samples: Sequence[Sample]) -> list[FloatArray]:
-    """Return what the teacher said of samples.
+    """Return the teacher's logprobs of samples.
 
     Raises:
-        BatchRefused: When it has not scored all of them.
+        BatchRefused: If it has not scored all of them.
     """
     missing = sum(TEACHER not in s.signals for s in samples if s.num_loss_tokens)
     if missing:
-        raise BatchRefused(f"{missing} of {len(samples)} samples come without {TEACHER}")
+        raise BatchRefused(f"{missing} of {len(samples)} samples have no {TEACHER}")
     nothing = np.zeros(0, dtype=np.float32)
     return [s.signals.get(TEACHER, np.resize(nothing, s.num_tokens)) for s in samples]
 
@@ -69,8 +69,8 @@ class LazySignals(Mapping[str, list[FloatArray]]):
     """Signals by name, each computed at its first use.
 
     Args:
-        names: Those that exist.
-        compute: From a name to one ``[T]`` row a sample.
+        names: The names of the signals.
+        compute: Returns one ``[T]`` row per sample for a name.
     """
 
     def __init__(self, names: frozenset[str], compute: Callable[[str], list[FloatArray]]) -> None:
@@ -99,13 +99,13 @@ class LazySignals(Mapping[str, list[FloatArray]]):
 def signal_rows(
     policy: Policy, samples: Sequence[Sample], budget: int, *, entropy: bool = False
 ) -> list[FloatArray]:
-    """Return one ``[T]`` row a sample: logprobs (or entropies) of its loss tokens, 0 elsewhere.
+    """Return one ``[T]`` row per sample: logprobs (or entropies) of its loss tokens, 0 elsewhere.
 
     Args:
-        policy: Whose.
-        samples: May include ones without loss tokens.
-        budget: Most tokens a microbatch.
-        entropy: Entropies instead of logprobs.
+        policy: The policy.
+        samples: The samples; some may have no loss tokens.
+        budget: Maximum number of tokens per microbatch.
+        entropy: Whether to return entropies instead of logprobs.
     """
     which = 1 if entropy else 0
 
@@ -124,13 +124,13 @@ def computed_rows(
     samples: Sequence[Sample],
     budget: int,
 ) -> list[FloatArray]:
-    """Return one ``[T]`` row a sample, on all ranks, of what each computes for its share.
+    """Return one ``[T]`` row per sample on all ranks; each rank computes its share.
 
     Args:
-        compute: From samples to ``[K]``, of their loss tokens.
-        microbatches: From samples, tokens at most and ranks to bins of samples.
-        samples: May include ones without loss tokens.
-        budget: Most tokens a microbatch.
+        compute: Returns the values ``[K]`` of the samples' loss tokens.
+        microbatches: Returns bins of samples, from samples, token budget and number of ranks.
+        samples: The samples; some may have no loss tokens.
+        budget: Maximum number of tokens per microbatch.
     """
     rows = [np.zeros(s.num_tokens, dtype=np.float32) for s in samples]
     asked = [i for i, s in enumerate(samples) if s.num_loss_tokens]
@@ -146,7 +146,7 @@ def computed_rows(
 def _fill(
     rows: list[FloatArray], samples: Sequence[Sample], chosen: Sequence[int], flat: FloatArray
 ) -> None:
-    """Put the values ``[K]`` of some samples' loss tokens into their rows."""
+    """Write the values ``[K]`` of some samples' loss tokens to their rows."""
     start = 0
     for i in chosen:
         stop = start + samples[i].num_loss_tokens
@@ -155,7 +155,7 @@ def _fill(
 
 
 def of_all_ranks(rows: list[FloatArray]) -> list[FloatArray]:
-    """Return rows of which each rank has filled some; the others' are 0, so a sum is exact."""
+    """Return the rows of all ranks; rows that a rank has not filled are 0, so a sum is exact."""
     if distributed.world_size() == 1 or not rows:
         return rows
     flat = distributed.all_sum(torch.from_numpy(np.concatenate(rows))).numpy()

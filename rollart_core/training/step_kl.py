@@ -1,13 +1,13 @@
-"""``trainer.max_kl``: how far one update moved the policy, and half the step where it is too far.
+"""``trainer.max_kl``: the KL divergence of one update, and a smaller step if it is too large.
 
     KL(before || after) ~ mean over loss tokens of r - 1 - log r,  r = p_after / p_before
 
-That is the k3 estimator (Schulman 2020, "Approximating KL Divergence"), over at most
-:data:`MAX_ROWS` rows of the update, at even distances in canonical order. What was before is the
-update's own forward pass; one more without gradient says what is after.
+This is the k3 estimator (Schulman 2020, "Approximating KL Divergence"), over at most
+:data:`MAX_ROWS` rows of the update, evenly spaced in canonical order. The logprobs before the step
+are from the update's own forward pass; those after it are from another one without gradient.
 
 Takes: the rows of an update and their logprobs. Gives: the KL, the same on all ranks; parameters
-after as much of a step as the bound allows. Never: computes a gradient.
+after the largest share of the step that the bound allows. Never: computes a gradient.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from rollart_core.training.signals import of_all_ranks, signal_rows
 from rollart_core.types import FloatArray, Sample
 
 MAX_ROWS = 64
-"""Rows of an update that are measured."""
+"""Maximum number of measured rows of an update."""
 MAX_HALVINGS = 3
-"""How often a step is halved before the update is given up."""
+"""Maximum number of halvings of a step before the update is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedStep:
-    """What became of one step."""
+    """The outcome of one step."""
 
     kl: float
-    """After the step that was taken; of one given up, after the last that was tried."""
+    """KL after the applied step; if the update was discarded, after the last tried step."""
     scale: float
-    """Share of the step that was taken: 1, 1/2, 1/4, 1/8; 0: none."""
+    """Applied share of the step: 1, 1/2, 1/4 or 1/8; 0 if none."""
     spent_s: float
-    """On copies, measuring, and steps that were undone."""
+    """Seconds for copies, measurements, and steps that were undone."""
 
     @property
     def taken(self) -> bool:
@@ -48,7 +48,7 @@ class BoundedStep:
         return self.scale > 0
 
     def metrics(self) -> dict[str, float]:
-        """Return what a report says of it."""
+        """Return its metrics for a report."""
         return {
             "kl_after_step": self.kl,
             "step_scale": self.scale,
@@ -63,13 +63,14 @@ def bounded_step(
     tensors: Sequence[Tensor],
     max_kl: float,
 ) -> BoundedStep:
-    """Take a step, or half of it as often as needed, so that the KL stays within a bound.
+    """Take a step, halved until the KL is within a bound.
 
     Args:
         step: Takes a share of the step.
-        measure: Returns the KL after it, the same on all ranks, so that all decide alike.
-        tensors: All that ``step`` changes: parameters and moments. They are copied.
-        max_kl: The bound; a KL that is not a number is above it.
+        measure: Returns the KL after it; it must be the same on all ranks, so that all ranks decide
+            alike.
+        tensors: All tensors that ``step`` changes: parameters and moments. They are copied.
+        max_kl: The bound; a KL that is NaN is above it.
     """
     began = time.perf_counter()
     step_s, kl, scale = 0.0, math.nan, 1.0
@@ -93,9 +94,9 @@ class StepKL:
     """The KL between the policy before and after one update.
 
     Args:
-        samples: The rows of the update, in canonical order; each with loss tokens.
+        samples: The rows of the update, in canonical order; each has loss tokens.
         policy: The policy.
-        budget: Most tokens a microbatch.
+        budget: Maximum number of tokens per microbatch.
     """
 
     def __init__(self, samples: Sequence[Sample], policy: Policy, budget: int) -> None:
@@ -108,12 +109,12 @@ class StepKL:
         self._before: list[FloatArray] | None = None
 
     def see(self, members: Sequence[int], samples: Sequence[Sample], logprobs: Tensor) -> None:
-        """Keep what the update's own forward pass says of a microbatch.
+        """Store the logprobs of a microbatch from the update's own forward pass.
 
         Args:
-            members: Which rows of the update.
-            samples: Those rows.
-            logprobs: ``[K]`` of their loss tokens.
+            members: Indices of the rows in the update.
+            samples: These rows.
+            logprobs: ``[K]``: the logprobs of their loss tokens.
         """
         each = torch.split(logprobs.detach(), [s.num_loss_tokens for s in samples])
         for i, sample, values in zip(members, samples, each, strict=True):
@@ -121,7 +122,7 @@ class StepKL:
                 self._rows[self._place[i]][sample.loss_mask] = values.float().cpu().numpy()
 
     def measure(self) -> float:
-        """Return the KL of the policy as it is now; a collective call."""
+        """Return the KL of the current policy; a collective call."""
         if self._before is None:
             self._before = of_all_ranks(self._rows)
         after = signal_rows(self._policy, self._samples, self._budget)
@@ -134,9 +135,9 @@ def k3(
     """Return the mean over loss tokens of ``r - 1 - log r``; float64.
 
     Args:
-        masks: ``[T]`` of each row: its loss tokens.
-        before: ``[T]`` of each row: logprobs before the step.
-        after: After it.
+        masks: ``[T]`` for each row: its loss tokens.
+        before: ``[T]`` for each row: logprobs before the step.
+        after: ``[T]`` for each row: logprobs after the step.
     """
     rows = zip(masks, before, after, strict=True)
     log_ratio = np.concatenate([a[m].astype(np.float64) - b[m] for m, b, a in rows])

@@ -1,8 +1,8 @@
-"""What of a model is trained, kept in checkpoints, and published.
+"""The weights of a model that are trained, saved in checkpoints, and published.
 
-Takes: a model. Gives: the parameters an optimizer updates, and tensors for checkpoints, engines and
-folders. Never: computes with them. Here it is the whole model; :mod:`rollart_core.training.lora`
-has another.
+Takes: a model. Gives: the parameters that an optimizer updates, and tensors for checkpoints,
+engines and folders. Never: computes with them. This module trains the whole model;
+:mod:`rollart_core.training.lora` trains adapters.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ class TrainedWeights:
         self.model = model
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return what is trained, by name; a tied one once."""
+        """Return the trained parameters by name; a tied one once."""
         return dict(self.model.named_parameters())
 
     def kept(self) -> checkpoint.State:
-        """Return what a checkpoint keeps of them; to be saved, or loaded into."""
+        """Return their state in a checkpoint, to save or to load into."""
         return {"model": checkpoint.named_tensors(self.model)}
 
     def check_loaded(self, kept: checkpoint.State, path: str) -> None:
-        """Refuse what a checkpoint held when it does not fit.
+        """Check that the loaded state of a checkpoint fits.
 
         Raises:
-            ConfigError: Saying what to do.
+            ConfigError: If it does not fit; the error names a fix.
         """
 
     def whole(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights of the model under transformers' names, made one by one."""
+        """Yield the weights of the model under transformers' names, created one by one."""
         return checkpoint.stream(checkpoint.named_tensors(self.model), dtype)
 
     def published(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yield what goes to the engines, made one by one."""
+        """Yield the weights for the engines, created one by one."""
         return self.whole(dtype)
 
     def export_with_adapters(self, path: str) -> None:
-        """Write, beside a folder with the whole model, what else there is to be had."""
+        """Write additional exports next to the folder of the whole model; none by default."""

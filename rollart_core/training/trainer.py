@@ -1,12 +1,12 @@
-"""The trainer: from whole groups to updated weights.
+"""The trainer: updates the weights with whole groups.
 
-    groups ──canonical order──> advantages (algorithm) ──> minibatches, one an update
+    groups ──canonical order──> advantages (algorithm) ──> minibatches, one per update
                                                                │
           publish(N+1) <── weights <── AdamW <── gradients <── microbatches: forward, loss, backward
 
-Takes: groups (or demonstrations), plain records and numpy. Gives: reports of numbers; weights leave
-it through the weight channel. Never: generates, talks to an environment, or lets a tensor of torch
-through its methods, so that it can live in a process of its own.
+Takes: groups (or demonstrations), plain records and numpy. Gives: reports of numbers, and weights
+through the weight channel. Never: generates, accesses an environment, or has torch tensors in its
+method signatures, so that it can run in a separate process.
 """
 
 from __future__ import annotations
@@ -58,27 +58,27 @@ from rollart_core.training.step_kl import StepKL
 from rollart_core.types import FloatArray, Group, Sample
 
 CLIP_HISTORY = "clip_history"
-"""What a checkpoint calls the norms that ``trainer.clip`` has seen."""
+"""Name of the norm history of ``trainer.clip`` in a checkpoint."""
 
 
 class Trainer:
-    """Updates one policy. One object a rank; every rank is given the same batches.
+    """Updates one policy. There is one object per rank, and every rank gets the same batches.
 
     Args:
         config: The ``trainer`` section of the run.
-        algorithm: Gives advantages and the loss.
+        algorithm: Computes advantages and the loss.
         model_path: A local folder or a hub id.
-        dtype: Of published and exported weights; the trainer's own are float32.
-        device: ``auto`` takes CUDA where it is.
-        channel: Where :meth:`publish` puts the weights.
-        temperature: What the inference engine samples at; logits are divided by it.
-        deterministic: Equal batches give equal losses, bit for bit.
-        seed: Of torch's random numbers.
-        beside: What there is beside the policy: critic, reference, teacher, shaping.
+        dtype: Type of published and exported weights; the trainer's own weights are float32.
+        device: ``auto`` uses CUDA if it is available.
+        channel: The channel on which :meth:`publish` publishes the weights.
+        temperature: Sampling temperature of the inference engine; logits are divided by it.
+        deterministic: Whether equal batches have bitwise equal losses.
+        seed: Seed of torch's random numbers.
+        beside: Models and settings besides the policy: critic, reference, teacher, shaping.
 
     Raises:
-        ConfigError: When ``model_path`` is no causal language model, or the algorithm requires
-            signals this trainer does not compute.
+        ConfigError: If ``model_path`` is not a causal language model, or the algorithm requires
+            signals that this trainer does not compute.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Trainer:
         seed: int = 0,
         beside: AuxiliaryModels = ALONE,
     ) -> None:
-        if deterministic:  # cuBLAS reads it at its first use, and some torch wants it said
+        if deterministic:  # cuBLAS reads it at its first use, and some versions of torch require it
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.manual_seed(seed)
         self._config = config
@@ -112,7 +112,7 @@ class Trainer:
         self._take_model(None if self._adapts_later else beside.lora)
 
     def _take_model(self, lora: LoRA | None) -> None:
-        """Load the model, and begin anew with all that depends on it."""
+        """Load the model, and reset everything that depends on it."""
         beside = self._nearby
         self._model = self._load(recompute=self._config.activation_checkpointing, lora=lora)
         self._weights = trained_weights(self._model, lora, self._model_path)
@@ -127,25 +127,25 @@ class Trainer:
 
     @property
     def train_step(self) -> int:
-        """Optimizer updates of RL so far."""
+        """Number of optimizer updates of RL so far."""
         return self._optimizer.train_step
 
     def train_batch(
         self, groups: Sequence[Group], policy_version: int, *, progress: float | None = None
     ) -> list[TrainStepReport]:
-        """Learn from a batch of groups.
+        """Train on a batch of groups.
 
         Args:
-            groups: In any order; their order never reaches a number.
-            policy_version: The version of the weights now.
-            progress: The used share of ``stop``, in [0, 1]; for a schedule over it.
+            groups: Groups in any order; the result does not depend on it.
+            policy_version: The current version of the weights.
+            progress: The used share of ``stop``, in [0, 1], for a schedule over it.
 
         Returns:
-            One report an optimizer update; one with ``updated`` 0 when no sample teaches anything.
+            One report per optimizer update; one with ``updated`` 0 if no sample has an advantage.
 
         Raises:
-            BatchRefused: When the algorithm refuses the groups, or its advantages do not fit them.
-            TrainingDiverged: When three updates in a row were not finite.
+            BatchRefused: If the algorithm refuses the groups, or its advantages do not match them.
+            TrainingDiverged: If three consecutive updates were not finite.
         """
         began = time.perf_counter()
         self._supervisor, self._progress = None, progress
@@ -168,14 +168,14 @@ class Trainer:
     def supervise(self, samples: Sequence[Sample], lr: float) -> dict[str, float]:
         """Take one supervised step: mean cross-entropy of the loss tokens, at temperature 1.
 
-        Its AdamW state lives until the first :meth:`train_batch`.
+        Its AdamW state is kept until the first :meth:`train_batch`.
 
         Args:
-            samples: Demonstrations; ``loss_mask`` says what to learn.
+            samples: Demonstrations; ``loss_mask`` selects the tokens to learn.
             lr: Learning rate of this step.
 
         Raises:
-            ValueError: When no sample has a loss token.
+            ValueError: If no sample has a loss token.
         """
         began = time.perf_counter()
         live = [s for s in samples if s.num_loss_tokens]
@@ -209,13 +209,13 @@ class Trainer:
         }
 
     def publish(self, policy_version: int) -> Publication:
-        """Put the weights on the channel, under transformers' names; a tied head is left out.
+        """Publish the weights on the channel, under transformers' names, without a tied head.
 
-        Sharded ones are made whole one by one, already in the dtype published: no rank holds the
-        whole model for it.
+        Sharded tensors are gathered one by one in the published dtype, so no rank holds the whole
+        model.
 
         Raises:
-            RuntimeError: When the trainer was built without a channel.
+            RuntimeError: If the trainer was created without a channel.
         """
         if self._channel is None:
             raise RuntimeError("this trainer has no weight channel to publish on")
@@ -226,24 +226,24 @@ class Trainer:
                 if distributed.rank() == 0:
                     publication = self._channel.publish(policy_version, tensors)
             finally:
-                for _ in tensors:  # every rank takes part in making each whole
+                for _ in tensors:  # every rank takes part in gathering each tensor
                     pass
         return publication
 
     def begin_adapters(self) -> None:
-        """End a warm start of the whole model, and put adapters on what it has made.
+        """End a warm start of the whole model, and add adapters to the resulting model.
 
-        That takes the place of the model in its folder: there engines, and a trainer that goes on
-        from a checkpoint, find the base.
+        The resulting model replaces the model in its folder. Engines, and a trainer that continues
+        from a checkpoint, load it from there as the base.
         """
         self.export_hf(self._model_path, self._model_path)
         self._adapts_later = False
         self._take_model(self._nearby.lora)
 
     def save(self, path: str, *, policy_version: int, train_step: int | None = None) -> None:
-        """Save weights, optimizer and counters at ``path``, replacing it at once when whole."""
+        """Save weights, optimizer and counters at ``path``, which is replaced atomically."""
         if "ref_logprobs" in self._algorithm.requires:
-            self._reference.begin()  # also in a checkpoint from before the first batch
+            self._reference.begin()  # also for a checkpoint before the first batch
         if self._extras:
             self._extras.begin()
         if train_step is not None:
@@ -251,12 +251,12 @@ class Trainer:
         checkpoint.save(path, self._state(policy_version))
 
     def load(self, path: str) -> tuple[int, int]:
-        """Load what :meth:`save` saved; return its policy_version and train_step.
+        """Load a checkpoint of :meth:`save`; return its policy_version and train_step.
 
         Raises:
-            ConfigError: When ``path`` holds no checkpoint, or one of another model.
+            ConfigError: If ``path`` contains no checkpoint, or one of another model.
         """
-        if self._adapts_later:  # what RL begins with is in the model's folder now
+        if self._adapts_later:  # the model's folder contains the base of RL by now
             self._adapts_later = False
             self._take_model(self._nearby.lora)
         if "ref_logprobs" in self._algorithm.requires:
@@ -275,10 +275,10 @@ class Trainer:
         return policy_version, train_step
 
     def set_lr_factor(self, factor: float) -> None:
-        """Multiply the learning rates of the policy and of extra modules from now on.
+        """Set the factor of the learning rates of the policy and of extra modules.
 
         Args:
-            factor: Of the rates that are configured; it replaces the one before.
+            factor: Factor of the configured rates; it replaces the previous factor.
         """
         self._optimizer.lr_factor = factor
         if self._extras:
@@ -291,7 +291,7 @@ class Trainer:
         self._weights.export_with_adapters(path)
 
     def close(self) -> None:
-        """Free the channel and leave the other ranks; may be called twice."""
+        """Close the channel and leave the process group; may be called twice."""
         if self._channel is not None:
             self._channel.close()
         process_group.leave()
@@ -299,7 +299,7 @@ class Trainer:
     def _prepare(
         self, groups: Sequence[Group], policy_version: int
     ) -> tuple[list[BatchRow], list[Minibatch]]:
-        """Return all rows, and the minibatches with the signals they need."""
+        """Return all rows, and the minibatches with their signals."""
         ordered = self._shaper.shape(batch.canonical(groups))
         samples = [s for g in ordered for s in g.samples]
         requires = self._algorithm.requires
@@ -322,7 +322,7 @@ class Trainer:
             if known is not None:
                 batch.attach(name, rows, samples, known)
                 continue
-            # The first update starts from the proximal weights: its own forward gives the signal.
+            # The first update starts from the proximal weights: its own forward pass computes them.
             skip = 1 if name == "proximal_logprobs" else 0
             self._attach(name, [r for m in minibatches[skip:] for r in m.rows])
         return rows, minibatches
@@ -330,7 +330,7 @@ class Trainer:
     def _attach(self, name: str, rows: Sequence[BatchRow]) -> None:
         values = self._signal(name, [r.sample for r in rows])
         for row, value in zip(rows, values, strict=True):
-            if name in ("ref_logprobs", TEACHER):  # those of a model that no update will mend
+            if name in ("ref_logprobs", TEACHER):  # of a model that no update will fix
                 batch.check_finite(name, value, row.sample, f"number {row.group} of the batch")
             row.signals[name] = value
 
@@ -340,9 +340,9 @@ class Trainer:
         samples: Sequence[Sample],
         targets: Mapping[str, Sequence[FloatArray]],
     ) -> None:
-        """Give each row what the algorithm wants its loss to be told."""
+        """Attach the algorithm's targets, which its loss uses, to the rows."""
         if taken := sorted(set(targets) & self._algorithm.requires):
-            raise BatchRefused(f"the algorithm gave targets named like signals: {', '.join(taken)}")
+            raise BatchRefused(f"the algorithm has targets named like signals: {', '.join(taken)}")
         for name, given in targets.items():
             batch.attach(name, rows, samples, given)
 
@@ -409,7 +409,7 @@ class Trainer:
     def _said(
         self, samples: Sequence[Sample], hidden: Tensor | None, mask: Tensor, *, is_last: bool
     ) -> dict[str, Tensor]:
-        """Return what the extra modules say of samples now, ``[N]`` with gradient."""
+        """Return the current outputs of the extra modules, ``[N]``, with gradient."""
         if self._extras is None:
             return {}
         self._extras.reduce_gradients(is_last=is_last)
@@ -417,7 +417,7 @@ class Trainer:
         return {name: spread(values, mask) for name, values in said.items()}
 
     def _step(self, loss: float, step_kl: StepKL | None) -> UpdateOutcome:
-        """Update policy and extra modules with the gradients they hold: both, or neither."""
+        """Update both policy and extra modules with their gradients, or neither of them."""
         progress, measure_kl = self._progress, step_kl.measure if step_kl else None
         if self._extras is None:
             return self._optimizer.update(loss, progress=progress, measure_kl=measure_kl)
@@ -434,7 +434,7 @@ class Trainer:
         return outcome
 
     def _new_step_kl(self, samples: Sequence[Sample]) -> StepKL | None:
-        """Return what measures the KL of an update; None where there is no bound on it."""
+        """Return the measurement of an update's KL; None if the KL is not bounded."""
         if self._config.max_kl is None:
             return None
         return StepKL(samples, self._policy, self._config.max_tokens_per_microbatch)
@@ -452,7 +452,7 @@ class Trainer:
         return self._policy.microbatches(samples, budget, distributed.world_size())
 
     def _waiting(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Return how evenly the tokens of an update lie on the ranks; nothing on one rank."""
+        """Return the imbalance of an update's tokens over the ranks; empty on one rank."""
         if distributed.world_size() == 1:
             return {}
         costs = [sum(len(batch.model_input(samples[i])) for i in b) for b in self._bins(samples)]
@@ -474,14 +474,14 @@ class Trainer:
         return state
 
     def _load_other(self, path: str | None) -> Policy:
-        """Return another model as a policy; None: that of the run, as it lies in its files."""
+        """Return another model as a policy; None: the model of the run, as in its files."""
         return self._make_policy(self._load(path), self._temperature)
 
     def _new_extras(self) -> ExtraModules | None:
-        """Return the extra modules of the algorithm; None when it has none.
+        """Return the extra modules of the algorithm; None if it has none.
 
         Raises:
-            ConfigError: When algorithm and run do not go together.
+            ConfigError: If the algorithm is not compatible with the run's config.
         """
         algorithm, beside = self._algorithm, self._nearby
         heads = algorithm.extra_modules(self._policy.hidden_size)
@@ -513,7 +513,7 @@ class Trainer:
 
     def _make_policy(self, model: torch.nn.Module, temperature: float) -> Policy:
         size = distributed.world_size()
-        autocast = self._bfloat16 and size == 1  # FSDP2 casts by itself what it gathers
+        autocast = self._bfloat16 and size == 1  # FSDP2 casts the parameters that it gathers
         settings = ForwardSettings(
             temperature=temperature,
             autocast=autocast,
@@ -534,7 +534,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _determinism(self) -> Iterator[None]:
-        """Make torch refuse kernels whose result depends on chance, where the run asks for it."""
+        """Make torch reject nondeterministic kernels within the block, if the run requires it."""
         if not self._deterministic:
             yield
             return

@@ -1,12 +1,12 @@
-"""The warm start: supervised steps on the oracle's demonstrations, until the policy is worth RL.
+"""The warm start: supervised steps on the oracle's demonstrations before RL.
 
     environment's expert --> demonstrations, as if the policy had sampled them --> trainer --> check
 
-Takes: environments that have ``oracle()``, the trainer, and a check that says how often sampled
-episodes succeed. Gives: training samples one at a time, text for a tokenizer, and how far the warm
-start came. Never: uses tasks of the training or test split for its checks (they have a split of
-their own), or touches what RL starts from but the weights. The generators of samples and text call
-no model and stop cleanly (``close()`` closes the environment), so a thread can draw fresh
+Takes: environments with ``oracle()``, the trainer, and a check that returns the success rate of
+sampled episodes. Gives: training samples one at a time, text for a tokenizer, and the result of the
+warm start. Never: uses tasks of the training or test split for its checks (they have their own
+split), or changes the initial state of RL other than the weights. The generators of samples and
+text call no model and stop cleanly (``close()`` closes the environment), so a thread can create new
 demonstrations while the trainer trains.
 """
 
@@ -35,22 +35,23 @@ from rollart_core.rollout.tools.tool_set import checked_tools
 from rollart_core.types import Observation, Sample, Task, TokenSpan, ToolSpec
 
 CHECK_FROM_SHARE = 0.3
-"""Checks begin when the loss suggests this share of the success that is asked for."""
+"""Checks begin when the loss suggests this share of the required success."""
 CHECK_ANYWAY = 20
-"""Of so many checks that are due, one takes place however high the loss is: an expert that chooses
-at random among ways that are as good has a loss that stays."""
+"""One of this number of due checks takes place even if the loss is high. The loss stays high if an
+expert chooses randomly among equally good actions."""
 LOSS_MEMORY = 0.8
 """Decay of the running mean of the loss."""
 
 MakeEnv: TypeAlias = Callable[[], TextEnv]
 _MOST_MISSES = 256
-"""In a row; then it is no use to go on, and an endless stream of tasks would never yield."""
+"""Number of consecutive tasks without samples after which the generator fails. With an endless
+stream of tasks, it would never yield."""
 _MOST_KEPT = 1024
-"""Tasks whose samples are kept for when they come again."""
+"""Maximum number of tasks whose samples are cached for repeated tasks."""
 
 
 class SupervisedTrainer(Protocol):
-    """The trainer, as the warm start sees it."""
+    """The interface of the trainer that the warm start uses."""
 
     async def supervise(self, samples: list[Sample], lr: float) -> Mapping[str, float]:
         """Take one supervised step."""
@@ -58,28 +59,28 @@ class SupervisedTrainer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WarmStartDependencies:
-    """What the warm start works with."""
+    """The components that the warm start uses."""
 
     demonstrations: Callable[[int], Awaitable[list[Sample]]]
     trainer: SupervisedTrainer
     check: Callable[[int], Awaitable[float]]
-    """Train step -> sampled success of the present weights on the check split."""
+    """Train step -> sampled success of the current weights on the check split."""
     progress: Callable[[Mapping[str, float]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStartResult:
-    """How far it came."""
+    """The result of a warm start."""
 
     train_steps: int
     success: float
-    """At the last check; NaN when there was none."""
+    """Success at the last check; NaN if there was none."""
     reached: bool
     wall_s: float
 
 
 async def warm_start(config: WarmStart, parts: WarmStartDependencies) -> WarmStartResult:
-    """Train until sampled success reaches ``until_success``, or steps or time are used up."""
+    """Train until sampled success reaches ``until_success``, or a limit of steps or time."""
     began = time.perf_counter()
     success, loss, step = math.nan, math.nan, 0
     upcoming = asyncio.ensure_future(parts.demonstrations(config.batch_size))
@@ -109,10 +110,11 @@ async def warm_start(config: WarmStart, parts: WarmStartDependencies) -> WarmSta
 
 
 def _promising(loss: float, samples: Sequence[Sample], wanted: float) -> bool:
-    """Say whether a check can succeed: an episode is sampled right with about exp(-loss tokens).
+    """Return whether a check may succeed.
 
-    Of each sample by itself: beside an environment of long answers, one of short ones is learned
-    long before the mean of the tokens says so.
+    An episode is sampled correctly with a probability of about ``exp(-loss * tokens)``. This is
+    estimated for each sample: an environment with short answers is learned long before the mean
+    over tokens shows it, if another environment has long answers.
     """
     chances = [math.exp(-loss * sample.num_loss_tokens) for sample in samples]
     return sum(chances) / len(chances) >= CHECK_FROM_SHARE * wanted
@@ -129,18 +131,18 @@ def _lr(config: WarmStart, step: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """What the expert saw and did."""
+    """The observations and the actions of the expert."""
 
     turns: list[tuple[Observation, str]]
     total: float
     """Sum of the rewards."""
     success: bool | None
-    """What the environment says; None when it says nothing."""
+    """Success as reported by the environment; None if it reports none."""
     tools: tuple[ToolSpec, ...] = ()
-    """What could be called."""
+    """The available tools."""
 
     def is_worth(self, min_return: float | None) -> bool:
-        """Tell whether to imitate it."""
+        """Return whether to imitate the episode."""
         if min_return is not None:
             return self.total >= min_return
         return self.total > 0 if self.success is None else self.success
@@ -155,27 +157,27 @@ def demonstrations(
     max_context_tokens: int,
     min_return: float | None = None,
 ) -> Iterator[Sample]:
-    """Yield the samples of the expert's episodes, one environment used for all and closed after.
+    """Yield the samples of the expert's episodes; one environment runs all and is then closed.
 
-    A task that comes again, seed and all, is not played again: in boxes an episode takes long. The
-    expert's action and the stop token are marked as sampled, with logprobs 0 and version 0.
-    Episodes that are not worth imitating (see ``min_return``), do not end in ``max_turns``, or
-    outgrow ``max_context_tokens`` are left out.
+    A repeated task with the same seed does not run again, because an episode in a sandbox takes
+    long. The expert's action and the stop token are marked as sampled, with logprobs 0 and version
+    0. Episodes are skipped if they are not worth imitating (see ``min_return``), do not end within
+    ``max_turns``, or exceed ``max_context_tokens``.
 
     Args:
-        make_env: Makes the environment; called once, when the first sample is asked for.
-        tokenizer: The policy's.
-        tasks: May be endless.
-        max_turns: Longest episode.
-        max_context_tokens: Longest row.
-        min_return: Least sum of rewards of an episode that is worth imitating; None: what
-            ``info["success"]`` says at its end, or a sum above 0 where it says nothing.
+        make_env: Creates the environment; called once, before the first sample.
+        tokenizer: The policy's tokenizer.
+        tasks: The tasks; may be endless.
+        max_turns: Maximum number of turns of an episode.
+        max_context_tokens: Maximum number of tokens of a row.
+        min_return: Minimum sum of rewards of an episode to imitate. If None, ``info["success"]`` at
+            its end decides, or a sum above 0 if it is missing.
 
     Raises:
-        ConfigError: When the environment has no ``oracle()``, or its oracle gives nothing to
-            imitate in all tasks, or in ``256`` in a row; or calls tools in a way that the chat
-            template does not take.
-        EnvironmentFailure: When the environment raises.
+        ConfigError: If the environment has no ``oracle()``, if its oracle has no episode to imitate
+            in all tasks or in 256 consecutive tasks, or if it calls tools in a way that the chat
+            template rejects.
+        EnvironmentFailure: If the environment raises.
     """
     with closing(make_env()) as env:
         oracle = _oracle(env)
@@ -201,12 +203,13 @@ def demonstrations(
 def env_corpus(env: TextEnv, tasks: Iterable[Task], *, max_turns: int = 100) -> Iterator[str]:
     """Yield texts to train a tokenizer on; the environment is not closed.
 
-    That is the environment's ``corpus()`` where it has one, else what its expert reads and writes.
+    The texts are the environment's ``corpus()`` if it has one, else its expert's observations and
+    actions.
 
     Raises:
-        ConfigError: When the environment has neither ``corpus()`` nor ``oracle()``, or is an agent
+        ConfigError: If the environment has neither ``corpus()`` nor ``oracle()``, or is an agent
             without ``corpus()``.
-        EnvironmentFailure: When the environment raises.
+        EnvironmentFailure: If the environment raises.
     """
     if callable(getattr(env, "corpus", None)):
         with boundary(EnvironmentFailure, "env.corpus"):
@@ -214,8 +217,8 @@ def env_corpus(env: TextEnv, tasks: Iterable[Task], *, max_turns: int = 100) -> 
         return
     if isinstance(env, AgentTask):
         raise ConfigError(
-            f"model: {type(env).__name__} is an agent without corpus(), text to train a new "
-            "tokenizer on; give it one, or name a model with model.path"
+            f"model: {type(env).__name__} is an agent without corpus(), the text to train a new "
+            "tokenizer on: implement corpus(), or set model.path"
         )
     oracle, shown = _oracle(env), False
     for task in tasks:
@@ -231,8 +234,8 @@ def env_corpus(env: TextEnv, tasks: Iterable[Task], *, max_turns: int = 100) -> 
 def _oracle(env: TextEnv) -> Callable[[], str | None]:
     if not callable(getattr(env, "oracle", None)):
         raise ConfigError(
-            f"warm_start: {type(env).__name__} has no oracle(), the expert's next action; "
-            "give it one, or leave warm_start out"
+            f"warm_start: {type(env).__name__} has no oracle(), the expert's next action: "
+            "implement oracle(), or remove warm_start"
         )
     return cast(HasOracle, env).oracle
 
@@ -240,7 +243,7 @@ def _oracle(env: TextEnv) -> Callable[[], str | None]:
 def _episode(
     env: TextEnv, oracle: Callable[[], str | None], task: Task, max_turns: int
 ) -> _Episode | None:
-    """Return what the expert saw and did; None when it did not come to an end."""
+    """Return the expert's episode; None if it did not end."""
     turns: list[tuple[Observation, str]] = []
     options = {"task": task.index, "split": task.split}
     with boundary(EnvironmentFailure, "env.reset"):
@@ -268,7 +271,7 @@ def _episode(
 def _samples(
     episode: _Episode, tokenizer: ChatTokenizer, max_context_tokens: int
 ) -> tuple[Sample, ...]:
-    """Return the samples of the episode; none when a row outgrows the context."""
+    """Return the samples of the episode; none if a row exceeds the context."""
     conversation = Conversation(tokenizer, max_context_tokens=max_context_tokens)
     if episode.tools:
         conversation.offer(episode.tools)
@@ -282,13 +285,13 @@ def _samples(
 
 
 def _written(tokenizer: ChatTokenizer, action: str) -> str:
-    """Return an action with tool calls as the policy is to write it."""
+    """Return an action with tool calls in the form that the policy must write."""
     message, _ = expert_turn(ToolAction.read(action))
     try:
         return tokenizer.write(message)
     except TemplateRefusal as e:
         raise ConfigError(
-            f"warm_start: the policy's chat template does not take what the oracle calls: {e}"
+            f"warm_start: the policy's chat template rejects the oracle's tool calls: {e}"
         ) from e
 
 
@@ -308,7 +311,7 @@ def _nothing_to_imitate(
     env: TextEnv, num_tasks: int, max_turns: int, max_context_tokens: int
 ) -> str:
     return (
-        f"warm_start: the oracle of {type(env).__name__} gave nothing to imitate in {num_tasks} "
+        f"warm_start: the oracle of {type(env).__name__} had no episode to imitate in {num_tasks} "
         f"tasks: it must succeed within {max_turns} turns and {max_context_tokens} tokens"
     )
 
@@ -320,7 +323,7 @@ def _texts(observation: Observation) -> list[str]:
 
 
 def _action_texts(action: str) -> list[str]:
-    """Return what a policy writes for an action, apart from what its template puts around."""
+    """Return the texts that a policy writes for an action, without those of its template."""
     asked = ToolAction.read(action)
     calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in asked.calls]
     return [text for text in (asked.content, *map(json.dumps, calls)) if text]

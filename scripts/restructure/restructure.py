@@ -3,7 +3,7 @@
 
     scripts/restructure/restructure.py
 
-Reads three tables beside this file, tab-separated, ``#`` begins a comment:
+Reads three tab-separated tables in this folder; ``#`` starts a comment:
 
     moves.tsv    old path, new path
     names.tsv    module (by its new name), old name, new name: one class, function or constant
@@ -31,7 +31,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SOURCES = ("", "envs/", "rewards/", "algorithms/", "plugins/")
-"""Folders that packages lie in."""
+"""The folders of packages."""
 PACKAGED = ("rollart_core/", "envs/", "rewards/", "algorithms/", "plugins/")
 LEFT_ALONE = ("CHANGELOG.md", "scripts/restructure/")
 TEXT = (".py", ".md", ".toml", ".yaml", ".yml", ".tsv", ".in", ".sh", ".c", ".jinja", ".txt", "")
@@ -53,12 +53,12 @@ PACKAGES = {
     "plugins/rollart_sandboxes/cli": "The commands of this package.",
     "plugins/rollart_sandboxes/judging": "Judging functions in a sandbox.",
 }
-"""New packages -> the docstring of each. An empty one: the package is moved."""
+"""New packages -> the docstring of each. If it is empty, the package is moved."""
 GONE = {
     "rollart_core/train/__init__.py": "rollart_core.training",
     "rollart_core/scaffold/__init__.py": "rollart_core.cli",
 }
-"""Packages that become part of another."""
+"""Packages that become part of another package."""
 
 
 def main() -> None:
@@ -94,9 +94,9 @@ def main() -> None:
 def renamed_members(
     modules: Mapping[str, str], tokens: Mapping[str, str], names: Iterable[tuple[str, ...]]
 ) -> dict[str, dict[str, str]]:
-    """Return modules by their new names -> the old names of what is in them -> the new ones.
+    """Return the new name of each module -> its old names -> the new names.
 
-    Of moved modules only: of the others no public name is renamed.
+    Only moved modules are included: in others, no public name is renamed.
     """
     members: dict[str, dict[str, str]] = defaultdict(dict)
     moved = set(modules.values())
@@ -144,7 +144,7 @@ def tracked() -> list[str]:
 
 
 def text_files() -> Iterator[Path]:
-    """Yield the files whose text is rewritten."""
+    """Yield the files to rewrite."""
     for name in tracked():
         path = ROOT / name
         if path.suffix in TEXT and not name.startswith(LEFT_ALONE) and path.is_file():
@@ -159,7 +159,7 @@ def module_of(path: str) -> str:
 
 
 def new_package(folder: str, doc: str) -> None:
-    """Make a package of a folder, and mark a top-level one as typed."""
+    """Make a folder a package, and mark a top-level package as typed."""
     init = ROOT / folder / "__init__.py"
     if doc and not init.exists():
         init.parent.mkdir(parents=True, exist_ok=True)
@@ -182,10 +182,10 @@ def change(path: Path, rewrite: Rewriting) -> None:
 
 
 class Rewriting:
-    """Puts the new names of modules and files in place of the old ones."""
+    """Replaces old names of modules and files with the new ones."""
 
     def __init__(self, modules: Mapping[str, str], paths: Mapping[str, str]) -> None:
-        """Compile the patterns; longer names win."""
+        """Compile the patterns; longer names take precedence."""
         self._modules = modules
         folders = {
             old.removesuffix("/__init__.py"): new.removesuffix("/__init__.py")
@@ -242,7 +242,7 @@ class Rewriting:
 
 
 def written(alias: ast.alias) -> str:
-    """Return an alias of an import as it is written."""
+    """Return an import alias as source text."""
     return f"{alias.name} as {alias.asname}" if alias.asname else alias.name
 
 
@@ -252,7 +252,7 @@ def imports_from(tree: ast.AST) -> Iterator[ast.ImportFrom]:
 
 
 def line_starts(text: str) -> list[int]:
-    """Return where each line begins. Columns of ASTs count bytes: lines with imports are ASCII."""
+    """Return the offset of each line. AST columns count bytes, but lines with imports are ASCII."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -287,10 +287,10 @@ IN_BACKTICKS = re.compile(r"`[^`\n]+`|<!-- table: \S+ -->")
 
 
 def with_tokens(text: str, renamed: Renamed) -> str:
-    """Return a Python file with each identifier replaced by what a function returns for it.
+    """Return a Python file with each identifier replaced by the result of a function.
 
-    Identifiers in the braces of f-strings, in the strings of ``__all__`` and in strings that hold a
-    program are among them.
+    This includes identifiers in the braces of f-strings, in the strings of ``__all__`` and in
+    strings that contain a program.
     """
     starts = line_starts(text)
     exported = lines_of_all(text)
@@ -318,9 +318,9 @@ def with_tokens(text: str, renamed: Renamed) -> str:
 
 
 Renamed = Callable[[tuple[int, int], str], str]
-"""From the place and the text of an identifier to its new text."""
+"""From the position and the text of an identifier to its new text."""
 OUR_IMPORT = re.compile(r"(?m)^\s*(from|import) rollart_")
-"""In the text of a program that imports ours."""
+"""Found in the text of a program that imports our packages."""
 F_STRING = re.compile(r"(?i)r?fr?['\"]")
 IN_BRACES = re.compile(r"(?<!\{)\{(?!\{)[^{}]*\}")
 
@@ -331,7 +331,7 @@ def names_in(text: str, renamed: Renamed) -> str:
 
 
 def lines_of_all(text: str) -> range:
-    """Return the lines of ``__all__``; of a template, which is no Python yet, none."""
+    """Return the lines of ``__all__``; none for a template, which is not valid Python."""
     try:
         body = ast.parse(text).body
     except SyntaxError:
@@ -343,7 +343,7 @@ def lines_of_all(text: str) -> range:
 
 
 def rename_names(table: Iterable[tuple[str, ...]]) -> None:
-    """Rename names of modules: where they are defined, where imported, and behind the module."""
+    """Rename names of modules: at their definition, in imports, and after the module's name."""
     names: dict[str, dict[str, str]] = defaultdict(dict)
     for module, old, new in table:
         names[module][old] = new

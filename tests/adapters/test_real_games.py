@@ -70,7 +70,7 @@ def test_a_gem_game_that_needs_a_corpus_or_a_library() -> None:
             registry.env_spec("gem::game:Wordle-v0-easy")
     with pytest.raises(UnknownIdError, match="Did you mean"):
         registry.env_spec("gem::game:Mastermind-v1")
-    with pytest.raises(PluginError, match="reads no dataset"):
+    with pytest.raises(PluginError, match="does not use a dataset"):
         registry.env_spec("gem::game:Mastermind-v0-hard", {"dataset": "x.jsonl"})
     with pytest.raises(PluginError, match="not registered"):
         registry.make("gem::rg:leg_counting", make={"name": "no_such_set"})
@@ -133,7 +133,7 @@ def test_a_game_that_gives_text_as_its_reward_earns_nothing() -> None:
 @pytest.mark.usefixtures("textarena")
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("TicTacToe-v0", "several players"), ("GuessWho-v0", "OPENROUTER_API_KEY")],
+    [("TicTacToe-v0", "multiplayer game"), ("GuessWho-v0", "OPENROUTER_API_KEY")],
 )
 def test_games_that_cannot_be_played_alone(
     name: str, says: str, monkeypatch: pytest.MonkeyPatch

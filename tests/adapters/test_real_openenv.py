@@ -218,7 +218,7 @@ def test_a_full_server_says_so(fragile: ServerProcess) -> None:
 
 
 def test_a_server_that_is_down_and_one_that_is_no_openenv() -> None:
-    with pytest.raises(PluginError, match="no OpenEnv server answers"):
+    with pytest.raises(PluginError, match="no OpenEnv server is reachable"):
         registry.env_spec("openenv::http://127.0.0.1:9")
     with pytest.raises(PluginError, match="set base_url"):
         registry.env_spec("openenv::echo")

@@ -19,7 +19,7 @@ pytestmark = [
 
 
 OPTIONS: dict[str, dict[str, object]] = {
-    # As they are, their reward tells an oracle from chance badly: see docs/adapters.md.
+    # As they are, their reward tells an oracle from chance badly: see docs/guides/adapters.md.
     "gymnasium::CliffWalking-v1": {"reward": "relative", "max_turns": 40},
     "gymnasium::Taxi-v4": {"reward": "relative", "max_turns": 40},
 }

@@ -122,7 +122,7 @@ def test_an_openenv_server_trains(tmp_path: Path, python: str, name: str) -> Non
 
 def test_a_server_that_is_down_stops_a_run_before_it_starts(tmp_path: Path) -> None:
     path = config(tmp_path, {"adapter": "openenv", "id": "echo", "base_url": "http://127.0.0.1:9"})
-    with pytest.raises(ValueError, match="no OpenEnv server answers"):
+    with pytest.raises(ValueError, match="no OpenEnv server is reachable"):
         resolve_run(load_config(path))
     assert not (tmp_path / "runs").exists()
 

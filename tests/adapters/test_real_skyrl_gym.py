@@ -102,14 +102,14 @@ def test_rows_come_from_files(tmp_path: Path, ending: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("gsm8k", {}, "brings no questions"),
-        ("gsm8k", {"tasks": rows("reward_spec")}, r"without extra_info\.split"),
+        ("gsm8k", {}, "has no questions"),
+        ("gsm8k", {"tasks": rows("reward_spec")}, r"has no extra_info\.split"),
         ("gsm8k", {"tasks": {"train": rows("reward_model")}}, "row 0 has no reward_spec"),
         ("gsm8k", {"tasks": {"train": []}}, "has no rows"),
         ("gsm8k", {"tasks": {"train": "no-such.jsonl"}}, r"no-such\.jsonl"),
         ("gsm8k", {"tasks": {"train": [{"prompt": []}]}}, "prompt must be"),
         ("aime", {"tasks": {"train": rows("reward_model", env_class="gsm8k")}}, "is for the env"),
-        ("gsm8k", {"tasks": TASKS["gsm8k"], "splits": {"train": (0, 2)}}, "leave out"),
+        ("gsm8k", {"tasks": TASKS["gsm8k"], "splits": {"train": (0, 2)}}, "remove the option"),
     ],
 )
 def test_tasks_that_do_not_fit(name: str, options: dict[str, Any], says: str) -> None:
@@ -118,7 +118,7 @@ def test_tasks_that_do_not_fit(name: str, options: dict[str, Any], says: str) ->
 
 
 def test_settings_and_ids_that_do_not_fit() -> None:
-    with pytest.raises(PluginError, match="takes no env_config"):
+    with pytest.raises(PluginError, match="has no env_config"):
         registry.make("skyrl-gym::gsm8k", tasks=TASKS["gsm8k"], env_config={"a": 1})
     with pytest.raises(UnknownIdError, match="Did you mean 'gsm8k'"):
         registry.env_spec("skyrl-gym::gsm9k", {"tasks": TASKS["gsm8k"]})

@@ -66,7 +66,7 @@ def test_the_turns_are_those_of_the_class() -> None:
         ("roll-gem::roll_classes", OPTIONS, UnknownIdError, "module:Class"),
         ("roll-gem::json:JSONDecoder", OPTIONS, UnknownIdError, "has no reset and no step"),
         (CORRIDOR, {**OPTIONS, "kwargs": {"lenght": 3}}, PluginError, "lenght"),
-        (CORRIDOR, {"path": "/no/such/folder"}, ConfigError, "there is no folder"),
+        (CORRIDOR, {"path": "/no/such/folder"}, ConfigError, "does not exist"),
     ],
 )
 def test_what_is_wrong_is_told(

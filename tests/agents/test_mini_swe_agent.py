@@ -45,7 +45,7 @@ def example() -> dict:
     binds = [str(VENV)] + [base.strip()] * (not base.startswith("/usr"))
     said["sandbox"]["ro_binds"] = binds
     said["program_s"] = 2000.0  # of a machine with much else to do: each imports litellm
-    said["pool"] = {"max_boxes": MOST_EPISODES + 2}
+    said["pool"] = {"max_sandboxes": MOST_EPISODES + 2}
     return {key: value for key, value in said.items() if key != "id"}
 
 

@@ -244,6 +244,6 @@ def test_the_custom_env_example_passes(repo_root, monkeypatch):
     source = Path(importlib.import_module("guess_number").__file__).read_text()
     assert len(source.splitlines()) < 50
     page = (repo_root / "examples/custom_env/README.md").read_text(encoding="utf-8")
-    snippet = page.partition("before you train on it:")[2]
+    snippet = page.partition("Check it before you train:")[2]
     assert "assert_checks(" in snippet
     exec(dedent(snippet), {})

@@ -435,7 +435,7 @@ FLAWED: list[tuple[str, Callable[[Path], None], str]] = [
     (
         "contract_version",
         edit(YAML, "contract_version: 2", "contract_version: 99"),
-        "acme_sums/rollart.yaml speaks contract version 99, this RollArt speaks 1",
+        "acme_sums/rollart.yaml has contract version 99, this RollArt supports 1",
     ),
     ("manifest", lambda project: (project / YAML).unlink(), "no rollart.yaml in package"),
     ("manifest", edit(YAML, "summary:", "sumary:"), "Did you mean 'summary'"),
@@ -475,9 +475,9 @@ FLAWED: list[tuple[str, Callable[[Path], None], str]] = [
         ),
         "s of CPU, over 0.3 s",
     ),
-    ("licence", edit("pyproject.toml", 'license = "MIT"', ""), "names no licence"),
+    ("licence", edit("pyproject.toml", 'license = "MIT"', ""), "has no licence"),
     ("licence", edit(YAML, "MIT", "Apache-2.0"), "the metadata says MIT"),
-    ("licence", edit(YAML, "MIT", "as you like"), "no SPDX expression"),
+    ("licence", edit(YAML, "MIT", "as you like"), "not an SPDX expression"),
     ("licence", lambda project: (project / "LICENSE").unlink(), "no LICENSE file"),
 ]
 
@@ -511,7 +511,7 @@ def test_the_package_is_checked_by_its_own_tests_too(project):
     assert "tests/test_sums.py: " in why
     assert "No module named 'acme_sum'" in why
     outcome, why = own_tests(project, "import os\ndef test_it():\n    os._exit(0)\n")
-    assert (outcome, why) == ("FAIL", "its process ended in the middle")
+    assert (outcome, why) == ("FAIL", "its process ended before the job was done")
 
 
 def test_tests_that_check_do_not_run_themselves(project):
@@ -530,7 +530,7 @@ def test_no_tests_are_a_skip(project):
     shutil.rmtree(project / "tests")
     assert own_tests(project) == ("SKIP", "the project has no tests")
     (project / "tests").mkdir()
-    assert own_tests(project) == ("SKIP", "no test of it ran")
+    assert own_tests(project) == ("SKIP", "none of its tests ran")
 
 
 def wheel_of(project: Path) -> Path:
@@ -569,7 +569,7 @@ def test_a_project_and_its_wheel_pass_without_being_installed(project):
         allowed = {"works_offline"} if not offline.prefix()[0] else set()
         assert {*ended(report.results, CheckOutcome.SKIP)} - allowed == without
     assert json.loads(json.dumps(of_wheel.to_json())) == of_wheel.to_json()
-    with pytest.raises(UserError, match="options are for one plugin"):
+    with pytest.raises(UserError, match="options apply to one plugin"):
         check(str(wheel), options={"size": 3})
 
 

@@ -97,7 +97,7 @@ def test_a_name_that_is_installed_is_refused_and_nothing_is_made(
     shell: Shell, listed: Listed
 ) -> None:
     refused = shell("rollart new-reward acme_brevity --output .. 2>&1 && exit 1 || true")
-    assert "distribution 'acme-brevity' is installed already" in refused
+    assert "distribution 'acme-brevity' is already installed" in refused
     assert shell("ls -a .. | grep brevity || true") == ""
 
 

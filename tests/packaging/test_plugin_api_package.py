@@ -98,7 +98,7 @@ def test_it_trains_and_is_told_what_replaces_the_old_forms(site: Path, tmp_path:
     assert report["batches"] == 2
     # the trainer is a process of its own, which has a log of its own
     logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/logs/*"))
-    assert "say in_process: true" in done.stderr
+    assert "set in_process: true" in done.stderr
     assert "write extra_modules(self, hidden_size)" in logs
     assert "Traceback" not in done.stderr
 
@@ -113,7 +113,7 @@ def test_one_for_a_newer_version_is_broken_and_says_why(
     env = {"PYTHONPATH": str(newer)}  # it hides the one that is installed
     listed = json.loads(sh(site / "bin/rollart", "list", "--json", cwd=tmp_path, extra=env))
     (broken,) = listed["broken"]
-    assert f"contract version {ahead}, this RollArt speaks 1 and 2: upgrade" in broken["reason"]
+    assert f"contract version {ahead}, this RollArt supports 1 and 2: upgrade" in broken["reason"]
     assert "toy/FrozenLake-v1" in {e["id"] for e in listed["environments"]}
 
 

@@ -126,7 +126,7 @@ def test_weights_come_by_each_road_and_every_token_is_of_the_version_its_span_sa
     async def main():
         async with channel_of(tmp_path, versions) as channel:
             more = {} if road == "disk" else {"bucket_bytes": 200_000}  # several buckets
-            settings = {"channel": channel, "weight_road": road, **more}
+            settings = {"channel": channel, "weight_transport": road, **more}
             async with engine_at(url, model, **settings) as engine:
                 results = await swapped_under(engine, [1, 2, 3])
                 check_spans(results, versions, [1, 2, 3], "recomputed")
@@ -258,7 +258,7 @@ def test_what_cannot_be_answered_is_refused_and_the_server_lives_on(url, model, 
                 assert not caught.value.retryable
             twice = asyncio.create_task(engine.generate(request(1, 40)))
             await until(lambda: engine._flights, "a turn")
-            with pytest.raises(InferenceFailure, match="in flight already"):
+            with pytest.raises(InferenceFailure, match="already in flight"):
                 await engine.generate(request(1, 40))
             assert (await twice).token_ids
             # another run brings its weights to the same server: whose tokens are these?
@@ -268,7 +268,7 @@ def test_what_cannot_be_answered_is_refused_and_the_server_lives_on(url, model, 
                 engine_at(url, model, channel=channel) as other,
             ):
                 await other.load_weights(1)
-                with pytest.raises(InferenceFailure, match="did not come from this run"):
+                with pytest.raises(InferenceFailure, match="are not of this run"):
                     await engine.generate(request(2))
                 wrong = {k: v.T if v.ndim == 2 else v for k, v in versions.weights[0].items()}
                 publisher = SharedMemoryChannel(str(tmp_path), keep=10)
@@ -295,7 +295,7 @@ def test_a_server_that_is_not_the_right_one_is_refused_in_one_line(url, model, t
 
     async def main():
         await refused("tokenizer", model_path=odd)
-        await refused("takes at most", **long)
+        await refused("accepts at most", **long)
         await refused("--disable-overlap-schedule", kv_on_swap="keep")
         await refused("no SGLang server answers", url=["http://127.0.0.1:9"], start_s=0.5)
         with pytest.raises(ConfigError, match="this is engine 2"):

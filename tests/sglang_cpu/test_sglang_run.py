@@ -183,5 +183,5 @@ def test_a_run_with_a_seed_for_every_token_is_refused(tmp_path):
     path = tmp_path / "run.yaml"
     config = {**CONFIG, "deterministic": True, "runs_dir": str(tmp_path / "runs")}
     path.write_text(yaml.safe_dump(config))
-    with pytest.raises(ConfigError, match="no seed decides what"):
+    with pytest.raises(ConfigError, match="has no seed"):
         resolve_run(load_config(path))

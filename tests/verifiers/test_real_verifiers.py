@@ -118,5 +118,5 @@ def test_what_does_not_fit_is_said() -> None:
         registry.env_spec(ID, {**OPTIONS, "taskset": {"num_taks": 3}})
     with pytest.raises(PluginError, match="no_harness"):
         registry.env_spec(ID, {**OPTIONS, "harness": {"id": "no-harness"}})
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="does not exist"):
         registry.env_spec(ID, {"path": "/no/such/folder"})

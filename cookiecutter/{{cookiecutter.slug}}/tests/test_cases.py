@@ -1,8 +1,8 @@
-"""Plays the episodes of cases.jsonl and holds them to what they must return.
+"""Play the episodes of cases.jsonl and compare them with the expected results.
 
-A line is one episode: its kind, task, split, actions, and the sum of rewards to expect. Kinds:
-`full` (top marks), `zero` (nothing), `malformed` (actions that mean nothing are survived), and
-`determinism` (played twice, each on a fresh environment, it is the same to the letter).
+Each line is one episode: its kind, task, split, actions, and the expected sum of rewards. Kinds:
+`full` (full reward), `zero` (no reward), `malformed` (invalid actions do not fail), and
+`determinism` (two runs, each on a new environment, are identical).
 """
 
 import json
@@ -18,7 +18,7 @@ CASES = [json.loads(line) for line in LINES if line]
 
 
 def played(case: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Play a case on a fresh environment and return everything it showed."""
+    """Play a case on a new environment and return all its results."""
     env = {{ cookiecutter.class_name }}()
     page, info = env.reset(seed=0, options={"task": case["task"], "split": case["split"]})
     shown: list[tuple[Any, ...]] = [(page, 0.0, False, False, info)]
@@ -33,7 +33,7 @@ def test_case(case: dict[str, Any]) -> None:
     shown = played(case)
     assert sum(step[1] for step in shown) == pytest.approx(case["return"])
     if case["kind"] == "full":
-        assert shown[-1][2], "an episode of top marks is over"
+        assert shown[-1][2], "an episode with full reward must end"
         assert shown[-1][4]["success"]
     if case["kind"] == "determinism":
         assert shown == played(case)

@@ -1,4 +1,4 @@
-"""The environment keeps RollArt's contract."""
+"""Check that the environment satisfies RollArt's contract."""
 
 from rollart_testing import assert_checks, check_env
 

@@ -1,4 +1,4 @@
-"""The options of this package: what a run config may set under `env` and `reward`."""
+"""The options of this package, for the sections `env` and `reward` of a run config."""
 
 from typing import Annotated
 
@@ -11,13 +11,13 @@ class {{ cookiecutter.base }}Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     size: Annotated[int, Field(ge=3, le=10)] = 4
-    """Cells along each side."""
+    """Number of cells per side."""
     wall_probability: Annotated[float, Field(ge=0, le=0.4)] = 0.2
-    """Chance of each cell to be a wall."""
+    """Probability that a cell is a wall."""
     max_turns: Annotated[int, Field(ge=6)] = 10
-    """Turns after which an episode is truncated."""
+    """Maximum number of turns before the episode is truncated."""
     hint: bool = True
-    """Explain the task on the first page."""
+    """Whether the first observation explains the task."""
 
 
 class {{ cookiecutter.base }}RewardConfig(BaseModel):
@@ -26,4 +26,4 @@ class {{ cookiecutter.base }}RewardConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     detour_cost: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """What each turn beyond the shortest way costs."""
+    """Cost of each turn beyond the shortest path."""

@@ -1,7 +1,7 @@
-"""The environment: a maze, told page by page.
+"""The environment: a maze that is described in text.
 
-Takes one word, `up`, `down`, `left` or `right`. Gives the next page, and 1 when the exit is
-reached. Anything else, and a move into a wall, costs a turn.
+An action is one word: `up`, `down`, `left` or `right`. A step returns the next observation, and the
+reward 1 at the exit. Any other action, and a move into a wall, uses up a turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HINT = "You are in a maze. Find the exit: answer up, down, left or right.\n"
 
 
 class {{ cookiecutter.class_name }}(gymnasium.Env[str, str]):
-    """A maze of which the agent sees the ways that are open, and where the exit lies.
+    """A maze. The agent sees the open moves and the direction of the exit.
 
     Args:
         options: The fields of {{ cookiecutter.base }}Config.
@@ -45,7 +45,7 @@ class {{ cookiecutter.class_name }}(gymnasium.Env[str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin the task of `options` (`task`, `split`), or one drawn by the seed."""
+        """Start the task of `options` (`task`, `split`), or one drawn with the seed."""
         super().reset(seed=seed)
         options = options or {}
         split = options.get("split", "train")
@@ -63,7 +63,7 @@ class {{ cookiecutter.class_name }}(gymnasium.Env[str, str]):
         return (HINT if config.hint else "") + self._page(), self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Walk, or stay where the action is no way."""
+        """Move, or stay if the action is not an open move."""
         if self._maze is None or self._over:
             raise RuntimeError("there is no episode: call reset() first")
         move = action.strip().lower()
@@ -78,22 +78,22 @@ class {{ cookiecutter.class_name }}(gymnasium.Env[str, str]):
         return self._page(), reward, terminated, truncated, self._info(invalid=not valid)
 
     def close(self) -> None:
-        """End the episode; there is nothing else to free."""
+        """End the episode. There are no other resources."""
         self._maze = None
 
     def oracle(self) -> str | None:
-        """Return the expert's next move: warm starts and checks ask for it."""
+        """Return the expert's next move, for warm starts and checks."""
         if self._maze is None:
             return None
         way = self._maze.way_out(self._cell)
         return way[0] if way else None
 
     def secrets(self) -> Sequence[str]:
-        """Return what no page may ever show: the whole way out."""
+        """Return texts that no observation may contain: the whole solution."""
         return [" ".join(self._solution)]
 
     def corpus(self) -> Iterator[str]:
-        """Yield pages and moves, for the tokenizer of a new model."""
+        """Yield observations and moves, for the tokenizer of a new model."""
         for task in range(200):
             page, _ = self.reset(options={"task": task, "split": "train"})
             yield page

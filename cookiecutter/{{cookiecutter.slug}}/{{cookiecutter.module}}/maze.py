@@ -1,4 +1,4 @@
-"""Mazes: drawn from a seed, solved by breadth-first search."""
+"""Mazes: generated from a seed, solved with breadth-first search."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Cell = tuple[int, int]
 
 MOVES: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 SHORTEST = 3
-"""No maze is solved in fewer moves."""
+"""The minimum number of moves to solve a maze."""
 
 
 @dataclass(frozen=True)
 class Maze:
-    """Where one can walk, where one begins, and where the exit is."""
+    """The walkable cells, the start and the exit."""
 
     floor: frozenset[Cell]
     start: Cell
     exit: Cell
 
     def open_moves(self, cell: Cell) -> list[str]:
-        """Return the moves that no wall stops."""
+        """Return the moves that are not blocked by a wall."""
         return [move for move in MOVES if after(cell, move) in self.floor]
 
     def way_out(self, cell: Cell) -> list[str] | None:
@@ -45,15 +45,15 @@ class Maze:
 
 
 def after(cell: Cell, move: str) -> Cell:
-    """Return the cell that a move leads to, wall or not."""
+    """Return the cell that a move leads to, even if it is a wall."""
     row, column = MOVES[move]
     return cell[0] + row, cell[1] + column
 
 
 def draw_maze(split: str, index: int, size: int, wall_probability: float, limit: int) -> Maze:
-    """Return the maze of a task; no maze of one split is ever one of another.
+    """Return the maze of a task. The splits have no maze in common.
 
-    The shortest way out takes at least SHORTEST and at most `limit` moves.
+    The shortest path to the exit has at least SHORTEST and at most `limit` moves.
     """
     rng = random.Random(f"{split} {index} {size} {wall_probability}")
     while True:
@@ -69,13 +69,13 @@ def draw_maze(split: str, index: int, size: int, wall_probability: float, limit:
 
 
 def split_of(maze: Maze) -> str:
-    """Return the split a maze belongs to, by its hash: one in five is for the test."""
+    """Return the split of a maze, by its hash: one in five is in the test split."""
     text = repr((sorted(maze.floor), maze.start, maze.exit))
     return "test" if blake2b(text.encode(), digest_size=1).digest()[0] < 256 // 5 else "train"
 
 
 def where(cell: Cell, goal: Cell) -> str:
-    """Return the way the crow flies, such as "2 down 1 right"."""
+    """Return the offset to the goal, such as "2 down 1 right"."""
     rows, columns = goal[0] - cell[0], goal[1] - cell[1]
     steps: Iterable[tuple[int, str]] = (
         (rows, "down"),

@@ -1,4 +1,4 @@
-"""A reward: the environment's return, less something for each turn that was a detour."""
+"""A reward: the environment's return, less a cost for each detour."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from {{ cookiecutter.module }}.config import {{ cookiecutter.base }}RewardConfig
 
 
 class {{ cookiecutter.base }}Reward(Reward):
-    """The return, less `detour_cost` for each turn beyond the shortest way; never below 0.
+    """The return, less `detour_cost` for each turn beyond the shortest path, at least 0.
 
     Args:
-        detour_cost: What each such turn costs.
+        detour_cost: Cost of each such turn.
     """
 
     def __init__(self, *, detour_cost: float = 0.05) -> None:

@@ -1,1 +1,1 @@
-"""Questions of a file, each answered in one turn."""
+"""Questions from a file, each answered in one turn."""

@@ -1,7 +1,7 @@
 """Questions, each answered in one turn.
 
-Takes: an answer. Gives: 1 when it is the right one but for spaces, else 0; and to the run's reward
-whatever the options name. Never: shows an answer, or puts one question in two splits.
+Takes: an answer. Gives: 1 if it equals the right one except for spaces, else 0; and the fields that
+the options name, to the run's reward. Never: shows an answer, or puts one question in two splits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPLITS: Final = ("train", "warm", "test")
 _NUM_SUMS: Final = {"train": 8_000, "warm": 1_000, "test": 1_000}
 _LARGEST: Final = 99
 _MIN_SECRET_CHARS: Final = 4
-"""Shorter answers stand in other texts by chance."""
+"""Shorter answers can occur in other texts by chance."""
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -39,25 +39,25 @@ class QuestionsConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     file: Path | None = None
-    """Rows, `.jsonl` or `.parquet`; none: sums of RollArt's own, such as `What is 17 + 58?`."""
+    """Rows, `.jsonl` or `.parquet`. If not set: built-in sums, such as `What is 17 + 58?`."""
     question: Name = "question"
-    """Field of a row that holds the question."""
+    """Field of a row with the question."""
     context: dict[Name, Name] = Field(default_factory=lambda: {"reference": "answer"})
-    """What the run's reward is told (``info["reward_context"]``): its key -> field of a row. Under
-    ``reference`` stands the right answer, with which the environment compares by itself."""
+    """Data for the run's reward (``info["reward_context"]``): its key -> field of a row. The key
+    ``reference`` has the right answer, which the environment also uses for its own reward."""
     prompt: str = ""
-    """Said before every question."""
+    """Text before every question."""
 
     @model_validator(mode="after")
     def _of_a_file(self) -> QuestionsConfig:
         for name in ("question", "context"):
             is_other = getattr(self, name) != getattr(_DEFAULTS, name)
             if self.file is None and is_other:
-                raise ValueError(f"{name} has no effect without a file")
+                raise ValueError(f"{name} has no effect without a file; set file, or remove it")
         return self
 
     def missing(self) -> dict[str, str]:
-        """Return the file that this machine has not."""
+        """Return the problem if the file is missing on this machine."""
         return missing_files(file=self.file)
 
 
@@ -66,14 +66,14 @@ _DEFAULTS = QuestionsConfig.model_construct()
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question, and what is known of its answer."""
+    """One question, with its context for the reward."""
 
     text: str
     context: dict[str, Any] = field(default_factory=dict)
 
     @property
     def answers(self) -> list[str]:
-        """The right answers; none where nobody says."""
+        """The right answers; empty if they are not known."""
         given = self.context.get("reference", [])
         return [str(one) for one in (given if isinstance(given, list) else [given])]
 
@@ -85,7 +85,7 @@ class QuestionsEnv(gymnasium.Env[Observation, str]):
         options: The fields of the config.
 
     Raises:
-        UserError: When the file cannot be read, or a row is no question.
+        UserError: If the file cannot be read, or a row is not a question.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
@@ -102,7 +102,7 @@ class QuestionsEnv(gymnasium.Env[Observation, str]):
         self._question: Question | None = None
 
     def num_tasks(self, split: str) -> int:
-        """Return how many questions a split has."""
+        """Return the number of questions of a split."""
         return len(self._of_split(split))
 
     def reset(
@@ -121,7 +121,7 @@ class QuestionsEnv(gymnasium.Env[Observation, str]):
         return self._asked(self._question), {"reward_context": dict(self._question.context)}
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Take the answer."""
+        """Score the answer."""
         if self._question is None:
             raise RuntimeError("no question is open: call reset() first")
         answers, self._question = self._question.answers, None
@@ -131,16 +131,16 @@ class QuestionsEnv(gymnasium.Env[Observation, str]):
         return "Answered.", float(right), True, False, {"success": right}
 
     def close(self) -> None:
-        """Forget the question; may be called twice."""
+        """Forget the question; can be called twice."""
         self._question = None
 
     def oracle(self) -> str | None:
-        """Return the first right answer; None where nobody says, or no question is open."""
+        """Return the first right answer; None if it is not known, or no question is open."""
         answers = self._question.answers if self._question else []
         return answers[0] if answers else None
 
     def secrets(self) -> tuple[str, ...]:
-        """Return the right answers that are long enough to tell, and not in the question."""
+        """Return the right answers that are long enough and are not in the question."""
         if self._question is None:
             return ()
         said = self._asked(self._question)
@@ -151,7 +151,7 @@ class QuestionsEnv(gymnasium.Env[Observation, str]):
         )
 
     def corpus(self) -> Iterator[str]:
-        """Yield what is asked and answered in ``train``."""
+        """Yield the questions and answers of ``train``."""
         for question in self._splits["train"]:
             yield f"{self._asked(question)}\n{next(iter(question.answers), '')}\nAnswered."
 
@@ -183,11 +183,11 @@ def _of_file(
 ) -> dict[str, tuple[Question, ...]]:
     """Return the questions of a file.
 
-    Rows may say themselves which ``split`` they are of; of ten others the ninth is of ``warm`` and
-    the tenth of ``test``.
+    A row can set its ``split``. Of every ten other rows, the ninth is in ``warm`` and the tenth in
+    ``test``.
 
     Raises:
-        UserError: When the file cannot be read, or a row is no question.
+        UserError: If the file cannot be read, or a row is not a question.
     """
     found: dict[str, list[Question]] = {split: [] for split in SPLITS}
     for number, row in read_rows(path):
@@ -201,14 +201,14 @@ def _of_file(
         except RowError as error:
             raise UserError(f"{path}, row {number}: {error}") from None
     if not found["train"]:
-        raise UserError(f"{path}: holds no question of the split train")
+        raise UserError(f"{path}: has no question of the split train")
     return {split: tuple(questions) for split, questions in found.items()}
 
 
 def _question(row: Any, name: str, context: tuple[tuple[str, str], ...]) -> Question:
     text = row.get(name)
     if not isinstance(text, str) or not text.strip():
-        raise RowError(name, f"is {text!r:.60}; a question is text that is not empty")
+        raise RowError(name, f"is {text!r:.60}; a question must be a text that is not empty")
     told = {}
     for key, source in context:
         if row.get(source) is None:
@@ -217,5 +217,5 @@ def _question(row: Any, name: str, context: tuple[tuple[str, str], ...]) -> Ques
     try:
         json.dumps(told, allow_nan=False)
     except (TypeError, ValueError) as e:
-        raise RowError(", ".join(told), f"is no JSON: {e}") from None
+        raise RowError(", ".join(told), f"is not JSON: {e}") from None
     return Question(text, told)

@@ -1,7 +1,7 @@
-"""What of a patch is applied: changes of what runs or makes up the tests are left out.
+"""Filter a patch: changes to the test runner or to the tests are left out.
 
-Takes: a task and a patch. Gives: the patch less those files, and their paths. Never: leaves out a
-file that the task's own patch touches.
+Takes: a task and a patch. Gives: the patch without those files, and their paths. Never: leaves out
+a file that the task's own patch changes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _FRAMEWORK_FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "django": ("django/test/", "tests/runtests.py"),
     "sympy": ("bin/test", "sympy/testing/", "sympy/utilities/runtests.py"),
 }
-"""What begins like this runs the tests of a project that brings its own runner."""
+"""Files with these prefixes run the tests of a project that has its own runner."""
 _TEST_FOLDERS: Final = frozenset(("test", "tests", "testing"))
 
 
 def run_of(task: RepairTask) -> TestRun:
-    """Return how a task's tests are run.
+    """Return how to run a task's tests.
 
     Raises:
-        TaskFailure: It cannot be told from the row.
+        TaskFailure: If the row does not determine it.
     """
     try:
         return test_run(task)
@@ -37,7 +37,7 @@ def run_of(task: RepairTask) -> TestRun:
 
 
 def acceptable(task: RepairTask, patch: str) -> tuple[str, tuple[str, ...]]:
-    """Return a patch without what it must not touch, and the paths that are left out."""
+    """Return a patch without the files it must not change, and the paths that are left out."""
     forbidden = _forbidden(task)
     left_out = tuple(path for path in touched_files(patch) if forbidden(path))
     return (without_files(patch, forbidden) if left_out else patch), left_out
@@ -64,7 +64,7 @@ def _forbidden(task: RepairTask) -> Callable[[str], bool]:
 
 
 def tests_of(task: RepairTask) -> tuple[set[str], set[str]]:
-    """Return the files of a task's tests, and the folders in which all belongs to tests."""
+    """Return the files of a task's tests, and the folders that contain only test files."""
     own = set(touched_files(task.patch))
     tests = {*touched_files(task.test_patch), *named_files(task), *test_files(task)} - own
     folders = {folder for path in tests if (folder := _test_folder(path))}
@@ -72,7 +72,7 @@ def tests_of(task: RepairTask) -> tuple[set[str], set[str]]:
 
 
 def _test_folder(path: str) -> str:
-    """Return the outermost folder of tests in which a file lies; empty: none."""
+    """Return the outermost test folder that a file is in; empty if there is none."""
     parts = PurePosixPath(path).parts[:-1]
     for depth, name in enumerate(parts, start=1):
         if name in _TEST_FOLDERS:

@@ -1,7 +1,7 @@
-"""Many candidates on a few checkouts: side by side, and told of in their order.
+"""Work on many candidates with a few checkouts, concurrently, with results in order.
 
-Takes: candidates, and what to do with one on a checkout. Gives: what came of each, in order, so
-that the result does not hang on which one was quicker. Never: leaves a box behind.
+Takes: candidates, and a function that works on one with a checkout. Gives: the results in the order
+of the candidates, so they do not depend on timing. Never: leaves a sandbox open.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IN_A_ROW = 4
 async def in_order(
     candidates: Iterable[T], work: Callable[[T], Awaitable[R]], jobs: int
 ) -> AsyncIterator[tuple[T, R]]:
-    """Yield each candidate with what came of it; ``jobs`` at a time are worked on."""
+    """Yield each candidate with its result; at most ``jobs`` run concurrently."""
     waiting: deque[tuple[T, asyncio.Future[R]]] = deque()
     rest = iter(candidates)
     try:
@@ -44,21 +44,21 @@ async def in_order(
 
 
 def of_start(failure: SandboxFailure) -> bool:
-    """Tell whether no box comes up: then the next candidate has none either."""
+    """Return whether no sandbox starts at all, so that the next candidate would fail too."""
     return failure.boundary == "sandbox.start" or not failure.retryable
 
 
 class FailureCount:
-    """Counts candidates in a row whose boxes failed, whatever they were."""
+    """Counts consecutive candidates whose sandboxes failed."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
 
     def take(self, what: str, failed: bool) -> None:
-        """Take what came of a candidate.
+        """Record the result of a candidate.
 
         Raises:
-            SandboxFailure: Boxes failed for four candidates in a row: no bug's fault.
+            SandboxFailure: If sandboxes failed for four candidates in a row.
         """
         self._in_a_row = self._in_a_row + 1 if failed else 0
         if self._in_a_row >= _IN_A_ROW:
@@ -73,17 +73,17 @@ _END = _End()
 
 
 class Benches:
-    """Checkouts that are lent out one by one, and replaced when their box fails."""
+    """Checkouts that are lent one by one, and replaced if their sandbox fails."""
 
     def __init__(self, open_one: Callable[[], Awaitable[Checkout]]) -> None:
         self._open_one = open_one
         self._free: list[Checkout] = []
 
     async def run(self, work: Callable[[Checkout], Awaitable[R]]) -> R:
-        """Return what ``work`` gives on a checkout; a box that fails is replaced twice.
+        """Return the result of ``work`` on a checkout; a failed sandbox is replaced twice.
 
         Raises:
-            SandboxFailure: Three boxes failed, or none can be had.
+            SandboxFailure: If three sandboxes failed, or none can be started.
         """
         for left in reversed(range(_TRIES)):
             checkout = self._free.pop() if self._free else await self._open_one()

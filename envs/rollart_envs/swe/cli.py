@@ -1,6 +1,7 @@
-"""``rollart swe``: tasks from any git repository or package, and proof that they are sound.
+"""``rollart swe``: make tasks from a git repository or package, and validate them.
 
-Takes: the command line. Gives: tables, or one JSON object. Never: makes, mines or judges itself.
+Takes: the command line. Gives: tables, or one JSON object. Never: makes, mines or judges tasks
+itself; other modules do that.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from rollart_sandboxes.pool.source import SandboxSource, sandbox_source
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
-Out = Annotated[Path, typer.Option(help="Folder of tasks; added to where it is there.")]
-Count = Annotated[int, typer.Option(min=1, help="Tasks of it to have in the folder.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Boxes at once.")]
+Out = Annotated[Path, typer.Option(help="Folder of tasks. Tasks are added if it exists.")]
+Count = Annotated[int, typer.Option(min=1, help="Number of tasks that the folder should have.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Maximum number of concurrent sandboxes.")]
 Box = Annotated[str, typer.Option(help="Id or alias of the sandbox.")]
 BoxOptions = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Option of the sandbox.")
 ]
-Requires = Annotated[str, typer.Option(help="Further requirements for pip, in one text.")]
-Pytest = Annotated[str, typer.Option(help="Further arguments for pytest, in one text.")]
+Requires = Annotated[str, typer.Option(help="Additional pip requirements, as one string.")]
+Pytest = Annotated[str, typer.Option(help="Additional pytest arguments, as one string.")]
 Python = Annotated[
-    str, typer.Option(help="Python that runs the tests, as a path in the box; else python3.")
+    str, typer.Option(help="Path in the sandbox of the Python for the tests. Default: python3.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -54,7 +55,7 @@ def swe() -> None:
 @app.command(epilog="Example: rollart swe make toolz --out ./tasks --count 20 --seed 1")
 def make(
     package: Annotated[
-        str, typer.Argument(help="A name for pip, or a folder, sdist or wheel; with its tests.")
+        str, typer.Argument(help="A pip name, folder, sdist or wheel that contains tests.")
     ],
     out: Out = Path("swe-tasks"),
     count: Count = 10,
@@ -66,16 +67,16 @@ def make(
     pytest: Pytest = "",
     python: Python = "",
     max_broken: Annotated[
-        float, typer.Option(min=0, max=1, help="Largest share of the tests a bug may break.")
+        float, typer.Option(min=0, max=1, help="Largest share of the tests that a bug can break.")
     ] = 0.3,
     several: Annotated[
         float, typer.Option(min=0, max=1, help="Share of tasks with more than one bug.")
     ] = 0.2,
     as_json: Json = False,
 ) -> None:
-    """Put bugs into a package's code that its own tests see, each a task.
+    """Put bugs into a package that its own tests detect; each bug is a task.
 
-    Stop with Ctrl-C and give the same command to go on.
+    Stop with Ctrl-C. To continue, run the same command again.
     """
     boxes = _boxes(sandbox, options)
     order = MakeOrder(
@@ -100,28 +101,28 @@ def mine(
     out: Out = Path("swe-tasks"),
     count: Count = 10,
     jobs: Jobs = 2,
-    revision: Annotated[str, typer.Option(help="Where history ends.")] = "HEAD",
-    name: Annotated[str, typer.Option(help="Its name in the tasks; else as in its address.")] = "",
+    revision: Annotated[str, typer.Option(help="The newest revision to use.")] = "HEAD",
+    name: Annotated[str, typer.Option(help="Name in the tasks. Default: from the address.")] = "",
     sandbox: Box = "bubblewrap",
     options: BoxOptions = None,
     requires: Requires = "",
     python_path: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder with what the tests import, pytest too; else it is installed."),
+        typer.Option(help="Folder with pytest and the tests' imports. Default: install them."),
     ] = None,
     source_path: Annotated[
         list[str] | None,
-        typer.Option(help="Folder of the repository to import from; else as pyproject.toml says."),
+        typer.Option(help="Folder of the repository to import from. Default: see pyproject.toml."),
     ] = None,
     pytest: Pytest = "",
     python: Python = "",
-    max_files: Annotated[int, typer.Option(min=2, help="Most files of a commit.")] = 12,
-    max_lines: Annotated[int, typer.Option(min=1, help="Most lines of source it changes.")] = 400,
+    max_files: Annotated[int, typer.Option(min=2, help="Maximum files of a commit.")] = 12,
+    max_lines: Annotated[int, typer.Option(min=1, help="Maximum changed source lines.")] = 400,
     as_json: Json = False,
 ) -> None:
     """Turn commits that change code and its tests into tasks, newest first.
 
-    Stop with Ctrl-C and give the same command to go on.
+    Stop with Ctrl-C. To continue, run the same command again.
     """
     boxes = _boxes(sandbox, options)
     order = MineOrder(
@@ -147,24 +148,25 @@ def mine(
 def validate(
     file: Annotated[Path, typer.Argument(help="Task file, .jsonl or .parquet.")],
     repos_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the repositories; else repos beside the file.")
+        Path | None, typer.Option(help="Folder of the repositories. Default: repos next to FILE.")
     ] = None,
     jobs: Jobs = 2,
     sandbox: Box = "bubblewrap",
     options: BoxOptions = None,
     python: Python = "",
     timeout: Annotated[
-        float | None, typer.Option(min=1, help="Seconds for the tests of one judgement.")
+        float | None, typer.Option(min=1, help="Timeout in seconds for the tests of one judgement.")
     ] = None,
     record: Annotated[
         Path | None,
-        typer.Option(help="Write the rows here, with the gold_statuses of their own patches."),
+        typer.Option(help="Write the rows here, with the gold_statuses of their gold patches."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Judge each task's own patch and none: exit 0 only when all are full and none.
+    """Judge the gold patch and an empty patch of each task.
 
-    It reads tasks in SWE-bench's and in HumanEvalPack's format.
+    Exit code 0 means that all gold patches are full and all empty patches are none. Files are in
+    SWE-bench's or HumanEvalPack's format.
     """
     boxes = _boxes(sandbox, options)
     began = time.monotonic()
@@ -197,17 +199,17 @@ def validate(
 
 
 def _printable(text: str) -> str:
-    """Return text of a row as any terminal takes it: halves of surrogate pairs as escapes."""
+    """Return a row's text for any terminal, with halves of surrogate pairs as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class _Counted:
-    """Tells of each verdict as it comes."""
+    """Reports each verdict as progress."""
 
     def __init__(self, file: Path, heard: Heard) -> None:
         self._name = file.name
         self._heard = heard
-        # How many rows a Parquet file has is not known without reading it.
+        # The number of rows of a Parquet file is not known without reading it.
         is_counted = file.suffix == ".jsonl" and file.is_file()
         lines = file.read_bytes().splitlines() if is_counted else []
         self._num_rows = sum(bool(line.strip()) for line in lines)
@@ -222,23 +224,23 @@ class _Counted:
 
 
 def _boxes(sandbox: str, options: list[str] | None) -> SandboxSource:
-    """Return where boxes come from; what is wrong with them is said before any work is done."""
+    """Return the source of sandboxes; reports wrong options before any work starts."""
     given = as_options(options or [])
     checked_options("sandboxes", sandbox, given)
     return sandbox_source({"id": sandbox, **given})
 
 
 def _split(option: str, text: str) -> tuple[str, ...]:
-    """Return the words of an option's text."""
+    """Return the words of an option's value."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise UserError(f"{option} {text!r}: {error}; mind the quotes") from None
+        raise UserError(f"{option} {text!r}: {error}; check the quotes") from None
 
 
 @contextmanager
 def _heard() -> Iterator[Heard]:
-    """Show what is going on, on stderr."""
+    """Show the progress on stderr."""
     with display(Console(stderr=True)) as shown:
         yield _telling(shown.phase, shown.progress)
 
@@ -261,7 +263,7 @@ def _telling(
 
 
 def _end(made: Made, folder: TaskFolder, count: int, as_json: bool) -> None:
-    """Say what came of it; exit 1 where there are fewer tasks than were asked for."""
+    """Print the result; exit with 1 if there are fewer tasks than requested."""
     if as_json:
         print_json(
             {
@@ -278,5 +280,5 @@ def _end(made: Made, folder: TaskFolder, count: int, as_json: bool) -> None:
         print_table(f"{made.name}: candidates", ("", ""), rows)
         typer.echo("\n".join((*made.notes, f"{made.num_tasks} tasks in {folder.tasks}")))
     if made.num_tasks < count:
-        typer.echo(f"Only {made.num_tasks} of {count}: nothing is left to try.", err=True)
+        typer.echo(f"Only {made.num_tasks} of {count} tasks: no candidates are left.", err=True)
         raise typer.Exit(1)

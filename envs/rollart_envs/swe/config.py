@@ -22,18 +22,18 @@ class FunctionRepairConfig(SandboxedOptions):
     """Options of ``swe/FunctionRepair-v1``."""
 
     tasks: Path | None = None
-    """File of tasks in HumanEvalPack's format, `.jsonl` or `.parquet`; none: 40 small ones of
-    RollArt's own."""
+    """Task file in HumanEvalPack's format, `.jsonl` or `.parquet`. If not set: 40 small built-in
+    tasks."""
     num_attempts: PositiveInt = 3
-    """Answers that are judged before the episode is over."""
+    """Number of answers that are judged before the episode ends."""
     test_timeout_s: Seconds = 10.0
-    """Seconds for the hidden test of one answer."""
+    """Timeout in seconds of the hidden test of one answer."""
     python: Annotated[str, _PYTHON] = ""
-    """Python 3.8 or newer that runs the answers, as an absolute path in the box; empty: the
+    """Absolute path in the sandbox of the Python (3.8 or newer) that runs the answers. Default: the
     `python3` on its PATH."""
 
     def missing(self) -> dict[str, str]:
-        """Return the task file that this machine has not."""
+        """Return the problem if the task file is missing on this machine."""
         return missing_files(tasks=self.tasks)
 
 
@@ -41,24 +41,24 @@ class FunctionAgentConfig(SandboxedOptions):
     """Options of ``swe/FunctionRepairAgent-v1``."""
 
     program: tuple[str, ...] = ()
-    """The agent, as a command in the box, whose working folder holds `solution.py`; `{task}` in a
-    word stands for what is asked, `{model}` for the model's name. None: a small one that asks for
-    the whole file."""
+    """The agent, as a command in the sandbox. Its working folder has `solution.py`. In each word,
+    `{task}` is replaced by the prompt and `{model}` by the model's name. If not set: a small agent
+    that asks for the whole file."""
     program_s: Seconds = 300.0
-    """Seconds after which it is killed; what is there is judged, and the episode truncated."""
+    """Seconds until it is killed. Its files are then judged, and the episode is truncated."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Variables that it gets besides `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`."""
+    """Variables that it gets in addition to `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `OPENAI_MODEL`."""
     tasks: Path | None = None
-    """File of tasks in HumanEvalPack's format, `.jsonl` or `.parquet`; none: 40 small ones of
-    RollArt's own."""
+    """Task file in HumanEvalPack's format, `.jsonl` or `.parquet`. If not set: 40 small built-in
+    tasks."""
     test_timeout_s: Seconds = 10.0
-    """Seconds for the hidden test."""
+    """Timeout in seconds of the hidden test."""
     python: Annotated[str, _PYTHON] = ""
-    """Python 3.8 or newer that judges, as an absolute path in the box; empty: the `python3` on its
-    PATH."""
+    """Absolute path in the sandbox of the Python (3.8 or newer) that judges. Default: the `python3`
+    on its PATH."""
 
     def missing(self) -> dict[str, str]:
-        """Return the task file that this machine has not."""
+        """Return the problem if the task file is missing on this machine."""
         return missing_files(tasks=self.tasks)
 
 
@@ -66,29 +66,29 @@ class RepairConfig(SandboxedOptions):
     """Options of ``swe/Repair-v1``."""
 
     tasks: Path | None = None
-    """File of tasks in SWE-bench's format, `.jsonl` or `.parquet`; none: a few small ones of
-    RollArt's own."""
+    """Task file in SWE-bench's format, `.jsonl` or `.parquet`. If not set: a few small built-in
+    tasks."""
     repos_dir: Path | None = None
-    """Folder of git mirrors and unpacked packages, by the `repo` of the rows; none: `repos` beside
-    the task file."""
+    """Folder of git mirrors and unpacked packages, by the `repo` of the rows. Default: `repos` next
+    to the task file."""
     max_turns: PositiveInt = 50
-    """Actions after which what is there is judged as if it had been submitted."""
+    """Number of actions after which the repository is judged as if it had been submitted."""
     command_timeout_s: Seconds = 60.0
-    """Seconds for one command of the agent."""
+    """Timeout in seconds of one command of the agent."""
     test_timeout_s: Seconds = 1800.0
-    """Seconds for the tests that judge."""
+    """Timeout in seconds of the tests that judge."""
     judge: Literal["strict", "parity"] = "strict"
-    """What an expected failure (XFAIL) is worth: `strict`: it passes only where the row's
-    `gold_statuses` have it, `parity`: always, as in the SWE-bench harness; a policy can then earn
-    the reward by `pytest.xfail()`."""
+    """How an expected failure (XFAIL) is judged. `strict`: it passes only if the row's
+    `gold_statuses` has it. `parity`: it always passes, as in the SWE-bench harness; a policy can
+    then get the reward with `pytest.xfail()`."""
     max_output_chars: Annotated[int, Field(ge=100, le=MOST)] = MAX_OUTPUT_CHARS
-    """Characters of a command's output that are shown: its head and its tail."""
+    """Number of characters of a command's output that are shown: its head and its tail."""
     python: Annotated[str, _PYTHON] = ""
-    """Python that runs the tests, as an absolute path in the box, where the row does not name one;
-    empty: the `python3` on its PATH."""
+    """Absolute path in the sandbox of the Python that runs the tests, unless the row has one.
+    Default: the `python3` on its PATH."""
 
     def missing(self) -> dict[str, str]:
-        """Return the task file, or the folder of repositories, that this machine has not."""
+        """Return a problem for the task file or the repository folder if it is missing."""
         found = missing_files(tasks=self.tasks)
         if self.repos_dir is not None and not self.repos_dir.is_dir():
             found["repos_dir"] = f"there is no folder {self.repos_dir}"

@@ -1,7 +1,7 @@
 """The agent's text editor: view, create, str_replace, insert and undo_edit, on text alone.
 
-Takes: an :class:`Edit` and the file's present text. Gives: the new text and what the agent is told.
-Never: touches a file; whoever calls reads and writes it in the box.
+Takes: an :class:`Edit` and the current text of the file. Gives: the new text and a message for the
+agent. Never: accesses a file; the caller reads and writes it in the sandbox.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ class Edit:
     verb: Verb
     path: str
     text: str = ""
-    """``create``: the whole file; ``insert``: the lines; ``str_replace``: what comes instead."""
+    """``create``: the whole file; ``insert``: the lines; ``str_replace``: the replacement."""
     old: str = ""
-    """``str_replace``: what is there now, exactly and once."""
+    """``str_replace``: the text to replace, which must occur exactly once."""
     first_line: int | None = None
     """``view``: the first line to show, from 1; ``insert``: the line to insert after, from 0."""
     last_line: int | None = None
-    """``view``: the last line to show; None: to the end."""
+    """``view``: the last line to show; None: to the end of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """What an edit gave."""
+    """The result of an edit."""
 
     message: str
-    """For the agent."""
+    """Shown to the agent."""
     text: str | None
-    """The file's text from now on; None: there is no file."""
+    """The new text of the file; None: there is no file."""
     ok: bool = True
 
 
 @dataclass(slots=True)
 class History:
-    """What the files were before each edit of this episode, for ``undo_edit``."""
+    """The texts of files before each edit of this episode, for ``undo_edit``."""
 
     _before: dict[str, list[str | None]] = field(default_factory=dict)
 
     def apply(self, edit: Edit, text: str | None) -> Edited:
-        """Apply an edit to a file's text (None: no such file), and remember how to undo it."""
+        """Apply an edit to a file's text (None: no such file), and store how to undo it."""
         if edit.verb == "undo_edit":
             return self._undo(edit.path, text)
         edited = apply_edit(edit, text)
@@ -66,7 +66,7 @@ class History:
 
 
 def apply_edit(edit: Edit, text: str | None) -> Edited:
-    """Apply any edit but ``undo_edit``, which takes a :class:`History`."""
+    """Apply any edit except ``undo_edit``, which needs a :class:`History`."""
     if edit.verb == "create":
         return _create(edit, text)
     if text is None:
@@ -77,7 +77,7 @@ def apply_edit(edit: Edit, text: str | None) -> Edited:
 
 
 def numbered(lines: list[str], first: int = 1) -> str:
-    """Return lines with their numbers before them."""
+    """Return lines with line numbers."""
     return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, start=first))
 
 
@@ -121,7 +121,7 @@ def _str_replace(edit: Edit, text: str) -> Edited:
 
 
 def _count(text: str, part: str) -> int:
-    """Count occurrences, overlapping ones too: each is a place that could be meant."""
+    """Count occurrences, including overlapping ones: each is a possible match."""
     places, at = 0, text.find(part) if part else -1
     while at >= 0:
         places, at = places + 1, text.find(part, at + 1)
@@ -142,13 +142,13 @@ def _why_not_once(edit: Edit, text: str, count: int) -> str:
 
 
 def _shown(path: str, text: str, line: int, num_lines: int) -> str:
-    """Return the surroundings of a change."""
+    """Return the lines around a change."""
     first = max(1, line - AROUND_LINES)
     lines = _lines(text)[first - 1 : line - 1 + num_lines + AROUND_LINES]
     return f"Changed {path}:\n{numbered(lines, first)}"
 
 
 def _lines(text: str) -> list[str]:
-    """Return lines as an editor counts them: only newlines end one."""
+    """Return lines as an editor counts them: only newlines end a line."""
     lines = text.split("\n")
     return lines[:-1] if lines[-1] == "" else lines

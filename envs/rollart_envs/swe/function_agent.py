@@ -1,7 +1,7 @@
 """``swe/FunctionRepairAgent-v1``: the tasks of ``swe/FunctionRepair-v1`` for any agent program.
 
-Takes: a program, as a command in a box. Gives: 1 when the function that it leaves in
-``solution.py`` passes the hidden test. Never: has the test in the box while the program runs.
+Takes: a program, as a command in a sandbox. Gives: 1 if the function that it leaves in
+``solution.py`` passes the hidden test. Never: has the test in the sandbox while the program runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rollart_sandboxes.pool.source import sandbox_source
 
 SOLUTION: Final = "solution.py"
 _MOST_BYTES: Final = 1 << 20
-"""Of a solution; a longer one is none."""
+"""Maximum size of a solution; a larger one is cut."""
 
 
 class FunctionRepairAgent(SandboxAgent):
-    """Have a program mend a function; see :class:`rollart_envs.swe.config.FunctionAgentConfig`."""
+    """Let a program fix a function; see :class:`rollart_envs.swe.config.FunctionAgentConfig`."""
 
     def __init__(self, **options: Any) -> None:
         self.config = FunctionAgentConfig.model_validate(options)
@@ -39,17 +39,17 @@ class FunctionRepairAgent(SandboxAgent):
 
     @property
     def task(self) -> FunctionTask:
-        """The present task."""
+        """The current task."""
         if self._task is None:
-            raise RuntimeError("there is no task: prepare() first")
+            raise RuntimeError("there is no task: call prepare() first")
         return self._task
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks ``split`` has."""
+        """Return the number of tasks of ``split``."""
         return len(self._book.ids(split))
 
     async def begin(self, seed: int, options: Mapping[str, Any]) -> AgentStart:
-        """Put the function with its bug into a box."""
+        """Put the function with its bug into a sandbox."""
         self._task = self._book.choose(options, np.random.default_rng(seed))
         box = await self.open_sandbox()
         if not self._interpreter.path:
@@ -58,7 +58,7 @@ class FunctionRepairAgent(SandboxAgent):
         return AgentStart(_statement(self.task), {"instance": self.task.task_id})
 
     async def command(self, endpoint: Endpoint) -> Command:
-        """Return the program, told of its task."""
+        """Return the command of the program, with its task."""
         told = {"{task}": _statement(self.task), "{model}": endpoint.model}
         argv = self.config.program or (self._interpreter.path, "-c", _small_agent(), "{task}")
         for mark, text in told.items():
@@ -66,17 +66,17 @@ class FunctionRepairAgent(SandboxAgent):
         return Command(argv, self.config.program_s, env=self.config.env)
 
     async def judge(self, recorded: Recorded) -> AgentResult:
-        """Run the hidden test on what is in ``solution.py`` now."""
+        """Run the hidden test on the current ``solution.py``."""
         try:
             source = await self.box.read_file(SOLUTION)
-        except (OSError, ValueError):  # removed, a folder, or without an end
+        except (OSError, ValueError):  # removed, a folder, or too large
             source = b""
         candidate = source[:_MOST_BYTES].decode("utf-8", "replace")
         passed = False
         if self.task.entry_point in candidate:
             judgement = await judge(self.box, self.task.hidden, candidate, self._interpreter)
             if judgement.verdict == "error":
-                await self._give_back()  # who holds a box must not wait for another
+                await self._give_back()  # never wait for a sandbox while holding another
                 await expect_gold(self._boxes, self.task, self._interpreter)
             passed = judgement.verdict == "passed"
         return AgentResult(float(passed), passed, {"passed": float(passed)})
@@ -88,14 +88,14 @@ class FunctionRepairAgent(SandboxAgent):
         await loop.on_loop(self.box.write_file(SOLUTION, self.task.gold_code.encode()))
 
     def secrets(self) -> tuple[str, ...]:
-        """Return the hidden test, and what the solution has that the file has not."""
+        """Return the hidden test, and the lines that the solution adds to the file."""
         seen = {line.strip() for line in self.task.buggy_code.splitlines()}
         lines = self.task.canonical_solution.splitlines()
         mended = "\n".join(line.strip() for line in lines if line.strip() not in seen)
         return tuple(text for text in (self.task.test.strip(), mended) if text)
 
     def corpus(self) -> Iterator[str]:
-        """Yield what is asked and answered in the tasks of ``train``."""
+        """Yield the prompts and answers of the tasks of ``train``."""
         for name in self._book.ids("train"):
             task = self._book.tasks[name]
             yield f"{_statement(task)}\n```python\n{task.buggy_code.strip()}\n```"

@@ -1,8 +1,8 @@
-"""``swe/FunctionRepair-v1``: one buggy function, judged by a hidden test in a box.
+"""``swe/FunctionRepair-v1``: one buggy function, judged by a hidden test in a sandbox.
 
-Takes: answers that hold the mended function in a fenced block. Gives: 1 when it passes; after an
-answer that fails, what kind of failure it was, and another turn. Never: shows the hidden test, or
-lets an answer leave anything for the next one: the box is brought back to what it was.
+Takes: answers with the fixed function in a fenced block. Gives: 1 if it passes; after an answer
+that fails, the kind of failure and another turn. Never: shows the hidden test, or lets an answer
+affect the next one: the sandbox is restored to its original state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ASK = "Answer with the whole mended function in one ```python block.\n"
 
 
 class FunctionRepairEnv(SandboxEnv):
-    """Mend a function; see :class:`rollart_envs.swe.config.FunctionRepairConfig`."""
+    """Fix a function; see :class:`rollart_envs.swe.config.FunctionRepairConfig`."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium declares it so)
 
@@ -46,21 +46,21 @@ class FunctionRepairEnv(SandboxEnv):
 
     @property
     def task(self) -> FunctionTask:
-        """The present task.
+        """The current task.
 
         Raises:
-            ResetNeeded: There is none yet.
+            ResetNeeded: If there is none yet.
         """
         if self._task is None:
             raise ResetNeeded("call reset() before the first step")
         return self._task
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks ``split`` has."""
+        """Return the number of tasks of ``split``."""
         return len(self._book.ids(split))
 
     async def begin(self, seed: int | None, options: dict[str, Any]) -> Reset:
-        """Begin an episode in a box of its own."""
+        """Start an episode in its own sandbox."""
         self._task = self._book.choose(options, self.np_random)
         self._attempts, self._over = 0, False
         self._clean, self._is_used = None, False
@@ -84,7 +84,7 @@ class FunctionRepairEnv(SandboxEnv):
         return observation, float(passed), self._over, False, self._info(float(passed))
 
     def oracle(self) -> str | None:
-        """Return the answer with the task's own solution; None when the episode is over."""
+        """Return the answer with the task's own solution; None if the episode is over."""
         return None if self._over else _answer(self.task.gold_code)
 
     def secrets(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class FunctionRepairEnv(SandboxEnv):
         return self.task.secrets()
 
     def corpus(self) -> Iterator[str]:
-        """Yield what is asked and answered in the tasks of ``train``, and what failures say."""
+        """Yield the prompts, answers and failure messages of the tasks of ``train``."""
         for name in self._book.ids("train"):
             task = self._book.tasks[name]
             yield f"{task.statement()}\n{ASK}"
@@ -110,13 +110,13 @@ class FunctionRepairEnv(SandboxEnv):
         self._is_used = True
         judgement = await judge(box, self.task.hidden, candidate, self._interpreter)
         if judgement.verdict == "error":
-            await self._give_back()  # who holds a box must not wait for another
+            await self._give_back()  # never wait for a sandbox while holding another
             self._clean = None
             await expect_gold(self._boxes, self.task, self._interpreter)
         return judgement
 
     async def _clean_sandbox(self) -> Sandbox:
-        """Return the box without a trace of earlier answers, or a fresh one."""
+        """Return the sandbox without traces of earlier answers, or a new one."""
         if self._is_used and not await self._restored():
             await self.open_sandbox()
             self._clean = None
@@ -131,7 +131,7 @@ class FunctionRepairEnv(SandboxEnv):
         try:
             async with asyncio.timeout(_RESTORE_S):
                 await self._box.restore(self._clean)
-        except (OSError, SandboxFailure, TimeoutError):  # an answer can see to that
+        except (OSError, SandboxFailure, TimeoutError):  # an answer can cause these
             return False
         return True
 

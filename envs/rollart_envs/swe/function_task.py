@@ -1,7 +1,7 @@
 """Function-repair tasks, in HumanEvalPack's format: one buggy function, hidden tests.
 
-Takes: one row. Gives: a :class:`FunctionTask`: what the agent sees, what it must not, and what it
-is judged by. Never: runs anything.
+Takes: one row. Gives: a :class:`FunctionTask`: the part the agent sees, the hidden part, and the
+test that judges. Never: runs anything.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class FunctionTask:
     declaration: str
     """Imports, helpers and the line with ``def``."""
     buggy_solution: str
-    """The body as the agent gets it."""
+    """The body that the agent gets."""
     canonical_solution: str
     test: str
-    """Defines ``check`` and calls it."""
+    """Source that defines ``check`` and calls it."""
     instruction: str
     bug_type: str = ""
 
@@ -39,11 +39,11 @@ class FunctionTask:
 
     @property
     def gold_code(self) -> str:
-        """The whole function, mended."""
+        """The whole function, fixed."""
         return self.declaration + self.canonical_solution
 
     def statement(self) -> str:
-        """Return what the agent is asked: what the function is for, and how it stands."""
+        """Return the prompt: the purpose of the function and its current source."""
         return (
             f"{self.instruction.strip()}\n\n"
             f"The function `{self.entry_point}` below has a bug. Mend it.\n\n"
@@ -51,9 +51,9 @@ class FunctionTask:
         )
 
     def secrets(self) -> tuple[str, ...]:
-        """Return what the agent must never read: the hidden test and the mended body.
+        """Return the texts that the agent must never read: the hidden test and the fixed body.
 
-        A body is given only if it is not part of what the agent sees anyway.
+        The body is included only if it is not part of the statement.
         """
         seen = self.statement()
         return tuple(
@@ -64,7 +64,7 @@ class FunctionTask:
 
     @property
     def hidden(self) -> HiddenTest:
-        """What an answer is judged by."""
+        """The test that judges an answer."""
         return HiddenTest(self.entry_point, self.test, self.gold_code)
 
 
@@ -72,7 +72,7 @@ def function_task(row: Mapping[str, object]) -> FunctionTask:
     """Return the task in a row.
 
     Raises:
-        RowError: A field is missing, empty or of the wrong kind, or the source cannot be compiled.
+        RowError: If a field is missing, empty or of the wrong type, or a source does not compile.
     """
     task = FunctionTask(
         task_id=_text(row, "task_id"),
@@ -90,12 +90,12 @@ def function_task(row: Mapping[str, object]) -> FunctionTask:
         try:
             compile(code, "<row>", "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
-            raise RowError(name, f"is no Python: {error}") from None
+            raise RowError(name, f"is not Python: {error}") from None
     return task
 
 
 def candidate_of(answer: str) -> str:
-    """Return the source in a model's answer: its last fenced block, or all of it without one."""
+    """Return the source in a model's answer: its last fenced block, or the whole answer."""
     blocks = _FENCED.findall(answer)
     return str(blocks[-1]) if blocks else answer
 
@@ -105,5 +105,5 @@ def _text(row: Mapping[str, object], name: str) -> str:
     if value is None:
         raise RowError(name, "is missing")
     if not isinstance(value, str) or not value.strip():
-        raise RowError(name, f"is {value!r:.60}; it has to be text that is not empty")
+        raise RowError(name, f"is {value!r:.60}; it must be a text that is not empty")
     return value

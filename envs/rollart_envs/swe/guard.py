@@ -1,17 +1,17 @@
-"""Watches the process in which tests run for code that steers them: one file for Python from 3.8.
+"""Watch the process in which tests run for code that manipulates them: one file, Python 3.8+.
 
-Takes: which files a patch touched, and what they held before. Gives: a call of ``accuse`` for
-each thing that a judged patch must not do. Never: refuses what the base code or the runner does.
+Takes: the files that a patch changed, and their base versions. Gives: a call of ``accuse`` for
+each forbidden operation of the judged patch. Never: rejects what the base code or the runner does.
 
-Python reports some operations to audit hooks, which no Python code can remove: reading frames,
+Python reports some operations to audit hooks, which Python code cannot remove: reading frames,
 asking the garbage collector for objects, tracing, changing a function's code, reading the tests'
-sources, starting a process. Such an operation counts if the code responsible for it is the patch's,
-and neither the base version of its file nor the gold patch uses it. Code of the patch lies in a
-file that the patch touched, or was executed by such code, whatever file it says it is from.
-Libraries that the patch has do something are no excuse, except a few that do it by themselves.
+sources, starting a process. Such an operation counts if code of the patch is responsible for it,
+and neither the base version of its file nor the gold patch uses it. Code of the patch is in a file
+that the patch changed, or was executed by such code, whatever file name it has. Calling through a
+library does not change this, except for a few libraries that do the operation on their own.
 
-Files of tests are compiled here, so that a test is known by its code object, and ``==`` in them
-notices values that equal everything. Functions and classes of the runner, ``ast`` and ``builtins``
+Test files are compiled here, so that a test is identified by its code object, and ``==`` in them
+detects values that equal everything. Functions and classes of the runner, ``ast`` and ``builtins``
 are compared between tests.
 """
 
@@ -26,13 +26,13 @@ import sys
 import threading
 import time
 import types
-import warnings  # noqa: F401  # so that it is there when its lines are hidden
+import warnings  # noqa: F401  # must be loaded before its lines are hidden
 from collections.abc import Callable
 from typing import Any
 
 WATCHED = ("unittest", "_pytest", "pluggy", "ast", "builtins", "importlib")
 EQUAL, ASSERTION = "@rollart equal", "@rollart assertion"
-"""Stand in a test's code for functions of the guard, until these take their place."""
+"""Placeholders in a test's code for functions of the guard, which replace them."""
 WORDS = {
     "gc.get_objects": ("get_objects",),
     "gc.get_referrers": ("get_referrers",),
@@ -53,29 +53,29 @@ WORDS = {
     "ctypes.dlsym": ("ctypes",),
     "process": ("subprocess", "popen", "Popen", "os.system", "spawn", "fork", "multiprocessing"),
 }
-"""Operations that are watched, and words of a source that show that it uses one."""
+"""Watched operations, and words in a source that show that it uses one."""
 WRITES = {"os.rename": 2, "os.remove": 1, "os.truncate": 1, "os.link": 2, "os.symlink": 2}
-"""Operations that replace files -> how many paths are their first arguments."""
+"""Operations that replace files -> the number of leading arguments that are paths."""
 PROCESSES = (
     *("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec"),
     "os.spawn",
 )
-"""Events of a process that is started."""
+"""Audit events of starting a process."""
 EVENTS = ("gc.", "sys.", "object.", "ctypes.", "open", *WRITES, *PROCESSES)
 MADE = ("exec", "function.__new__")
-"""Events whose first argument is code that is to run under a name of its own choice."""
+"""Events whose first argument is code that can choose its own file name."""
 HELPERS = (
     *("inspect.py", "dis.py", "linecache.py", "pathlib.py", "tokenize.py", "codecs.py"),
     *("shutil.py", "pkgutil.py"),
 )
-"""Files of Python's that do what they are asked."""
+"""Files of Python that act on behalf of their caller."""
 STARTERS = ("subprocess.py", "os.py", "pty.py", "process.py", "context.py", "pool.py")
 STARTERS_IN = ("multiprocessing", "asyncio", "concurrent")
-"""Files, and folders, of Python's that start the processes they are asked for."""
+"""Files and folders of Python that start processes on behalf of their caller."""
 
 
 class Guard:
-    """What is known of the files, and what was seen of the runner."""
+    """The state of the files, and the observed state of the runner."""
 
     def __init__(self, order: Any, accuse: Callable[[str], None]) -> None:
         self.root = root = os.path.realpath(os.getcwd())
@@ -105,11 +105,11 @@ class Guard:
             for folder, _, names in os.walk(top)
             for name in names
         }
-        """Files in folders of tests, before the package is imported."""
+        """Files in test folders, before the package is imported."""
 
     @property
     def busy(self) -> bool:
-        """Whether this thread does the guard's own work."""
+        """Whether this thread runs the guard's own code."""
         return bool(getattr(self._here, "busy", False))
 
     @busy.setter
@@ -117,24 +117,24 @@ class Guard:
         self._here.busy = busy
 
     def path(self, name: str) -> str:
-        """Return a file's path without links."""
+        """Return a file's path with links resolved."""
         if name not in self.paths:
             self.paths[name] = os.path.realpath(name)
         return self.paths[name]
 
     def is_patched(self, name: str) -> bool:
-        """Tell whether the patch touched a source file."""
+        """Return whether the patch changed a source file."""
         return self.path(name) in self.base
 
     def is_test(self, name: str) -> bool:
-        """Tell whether a file belongs to the tests."""
+        """Return whether a file belongs to the tests."""
         path = self.path(name)
         return path in self.tests or (path.startswith(self.folders) and path not in self.base)
 
     def origin(self, code: Any) -> str | None:
-        """Return the file of the patch that a code object is due to; None: it is not the patch's.
+        """Return the file of the patch that a code object comes from; None: not from the patch.
 
-        Empty where the code is nobody's, and so can only be the patch's.
+        Empty if the code has no file, so that it can only come from the patch.
         """
         made = self.made.get(id(code))
         if made is not None:
@@ -145,7 +145,7 @@ class Guard:
     # Audit events.
 
     def audit(self, event: str, arguments: Any) -> None:
-        """Look at an operation that Python reports."""
+        """Check an operation that Python reports."""
         if event in MADE:
             if not self.busy and isinstance(arguments[0], types.CodeType):
                 self.busy = True
@@ -189,9 +189,9 @@ class Guard:
             self.accuse(f"{os.path.basename(path) or 'code of no file'} uses {event} ({name})")
 
     def _opening(self, name: Any, mode: Any, flags: Any) -> str:
-        """Return the operation that opening a file is; empty: nothing that is watched.
+        """Return the operation that opening a file is; empty if it is not watched.
 
-        Opening folders is watched because Python reports no folder that a path is relative to.
+        Opening folders is watched because Python does not report the folder of a relative path.
         """
         if self._is_secret(name):
             return "open"
@@ -201,13 +201,13 @@ class Guard:
         return "folder" if mode is None and is_path and os.path.isdir(name) else ""
 
     def _responsible(self, frame: Any, name: str) -> tuple[str | None, Any]:
-        """Return the file of the patch to which an operation is due, and the code there.
+        """Return the file of the patch that is responsible for an operation, and its code.
 
-        None: it is not the patch's.
+        None: the patch is not responsible.
 
-        The innermost frame that is the repository's decides. Libraries on the way there do what
-        they are asked, unless they are known to do it of their own accord. A library that reads
-        files by itself may do so if the base version or the gold patch calls the same function.
+        The innermost frame of the repository decides. Libraries below it act on its behalf, unless
+        they are known to do the operation on their own. A library that reads files on its own is
+        allowed if the base version or the gold patch calls the same function.
         """
         word, own, reads, called = name.rpartition(".")[2], False, False, None
         while frame is not None:
@@ -227,12 +227,12 @@ class Guard:
         return ("" if nobody else None), None
 
     def _has_call(self, path: str, called: Any) -> bool:
-        """Tell whether the base version of a file, or gold, names the function that it called."""
+        """Return whether the base version of a file, or gold, names the called function."""
         name = name_of(called)
         return name in self.calls or name in re.findall(r"\w+", self.base.get(path, ""))
 
     def _take(self, code: types.CodeType, frame: Any) -> None:
-        """Note code that the patch executes, unless it is that of a file that was there before."""
+        """Record code that the patch executes, unless it is from a file that existed before."""
         if self._is_known(code):
             return
         caller, path = frame.f_code, self.origin(frame.f_code)
@@ -243,7 +243,7 @@ class Guard:
                 return
             path, frame = self.origin(frame.f_code), frame.f_back
         if path is None and not {"exec", "eval", "FunctionType"}.isdisjoint(caller.co_names):
-            return  # nobody of the repository asked for it: the runner, or a library
+            return  # no code of the repository asked for it: the runner, or a library
         pending = [code]
         while pending:
             found = pending.pop()
@@ -251,7 +251,7 @@ class Guard:
             pending += [c for c in found.co_consts if isinstance(c, types.CodeType)]
 
     def _was_loaded(self, code: types.CodeType, frame: Any) -> bool:
-        """Tell whether a loader executes a module whose files are as they were."""
+        """Return whether a loader executes a module whose files are unchanged."""
         scope = (frame.f_locals.get("args") or (None,))[-1]
         spec = scope.get("__spec__") if isinstance(scope, dict) else None
         compiled = getattr(spec, "cached", None)
@@ -261,7 +261,7 @@ class Guard:
         return all(self._is_old(f) for f in files if isinstance(f, str) and not f.startswith("<"))
 
     def _is_old(self, name: str) -> bool:
-        """Tell whether a file is as it was when the run began."""
+        """Return whether a file is unchanged since the run began."""
         try:
             if os.stat(name).st_ctime <= self.began:
                 return True
@@ -275,7 +275,7 @@ class Guard:
         )
 
     def _was_in_tests(self, name: Any) -> bool:
-        """Tell whether a path is, or holds, a file that tests had from the beginning."""
+        """Return whether a path is, or contains, a file that the tests had at the start."""
         if not isinstance(name, (str, bytes, os.PathLike)):
             return False
         path = os.path.abspath(os.fsdecode(name))
@@ -308,7 +308,7 @@ class Guard:
         _posixsubprocess.fork_exec = fork_exec
 
     def hide_lines(self) -> None:
-        """Have warnings show no lines of tests: they would be read wherever stderr leads."""
+        """Remove lines of tests from warnings, because stderr can be read."""
         for name in ("warnings", "_py_warnings"):
             module = sys.modules.get(name)
             if hasattr(module, "_formatwarnmsg_impl"):
@@ -327,7 +327,7 @@ class Guard:
     # Sources of tests.
 
     def compile_tests(self) -> None:
-        """Have files of tests compiled here when they are imported, and never read compiled."""
+        """Compile test files here on import, and never load their compiled files."""
         guard, compiled = self, importlib.machinery.SourceFileLoader.source_to_code
         cached = importlib.machinery.SourceFileLoader.get_code
 
@@ -351,7 +351,7 @@ class Guard:
         return ast.fix_missing_locations(_Watched().visit(tree))
 
     def known(self, code: types.CodeType) -> types.CodeType:
-        """Return the code of a file of tests, ready to compare; note it and what it holds."""
+        """Return the code of a test file with the guard's functions; record it and its parts."""
         consts: Any = [
             self.known(c) if isinstance(c, types.CodeType) else c for c in code.co_consts
         ]
@@ -361,7 +361,7 @@ class Guard:
         return code
 
     def expect_own(self, function: Any) -> None:
-        """Accuse unless a test's function is that of its file, and wrapped as it was at first."""
+        """Accuse unless a test's function is from its file and has its original wrappers."""
         codes = []
         for _ in range(100):
             function = unbound(function)
@@ -392,7 +392,7 @@ class Guard:
         return code if isinstance(code, types.CodeType) else None
 
     def expect_run(self, run: Any, test: str) -> None:
-        """Accuse if what runs a test instead of pytest is the patch's, or a builtin."""
+        """Accuse if the code that runs a test instead of pytest is the patch's, or a builtin."""
         if run is not None and self._is_no_tests(run):
             self.accuse(f"a test is not run by pytest: {test}")
 
@@ -400,7 +400,7 @@ class Guard:
         return isinstance(function, (type, types.BuiltinFunctionType)) or self.is_made(function)
 
     def is_made(self, value: Any) -> bool:
-        """Tell whether a function, or what is called of another object, is the patch's code."""
+        """Return whether a function, or an object's ``__call__``, is code of the patch."""
         value = unbound(value)
         if not isinstance(value, types.FunctionType):
             kinds = (vars(kind) for kind in type(value).__mro__)
@@ -409,7 +409,7 @@ class Guard:
         return code is not None and self.origin(code) is not None
 
     def expect_hook(self, name: str, function: Any) -> None:
-        """Accuse if a hook of pytest's is the patch's, unless the gold patch has it there, too."""
+        """Accuse if a pytest hook is from the patch, unless the gold patch has it there too."""
         code = self._code_of(unbound(function))
         path = None if code is None else self.origin(code)
         if path is None or (path in self.own and name in self.base[path] + self.gold):
@@ -417,7 +417,7 @@ class Guard:
         self.accuse(f"the patch has a hook of pytest's: {name}")
 
     def expect_plugin(self, name: str) -> None:
-        """Accuse if a plugin's file is the patch's, unless the gold patch touches it, too."""
+        """Accuse if a plugin's file is from the patch, unless the gold patch changes it too."""
         if self.is_patched(name) and self.path(name) not in self.own:
             self.accuse(f"the patch registers a plugin: {name}")
 
@@ -425,14 +425,14 @@ class Guard:
         return id(code) in self.codes
 
     def expect_assertion(self, name: str, found: Any) -> None:
-        """Accuse if a method by which tests assert is the patch's, unless gold has it there."""
+        """Accuse if an assertion method of tests is from the patch, unless gold has it there."""
         code = self._code_of(unbound(found))
         path = None if code is None else self.origin(code)
         if path is not None and not (path in self.own and name in self.base[path] + self.gold):
             self.accuse(f"the patch has an assertion of the tests: {name}")
 
     def expect_honest(self, one: Any, other: Any) -> None:
-        """Accuse if one of two values equals others that differ."""
+        """Accuse if one of two values equals other values that differ."""
         kind = type(one)
         if kind in (list, tuple) and type(other) is kind and len(one) == len(other) < 1000:
             for pair in zip(one, other):
@@ -474,7 +474,7 @@ class Guard:
     # The runner.
 
     def watch(self) -> None:
-        """Note what the runner is made of, before the package is imported."""
+        """Record the parts of the runner, before the package is imported."""
         self.busy = True
         self.runner = parts(lambda name: name.split(".")[0] in WATCHED)
         self.busy = False
@@ -504,7 +504,7 @@ class Guard:
                         self.accuse(f"{name}.{key} was changed")
 
     def _is_foreign(self, value: Any) -> bool:
-        """Tell whether a new part of the runner is not the base code's or another package's."""
+        """Return whether a new part of the runner is from the patch or of unknown origin."""
         code = getattr(getattr(value, "__func__", value), "__code__", None)
         if isinstance(code, types.CodeType):
             return self.origin(code) is not None or code.co_filename.startswith("<")
@@ -526,7 +526,7 @@ _OTHERS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 
 
 def equal_of(expect_honest: Callable[[Any, Any], None]) -> Callable[[Any, Any], Any]:
-    """Return a function for ``==``; nothing that has it can reach the guard by its attributes."""
+    """Return a function for ``==``; its attributes do not expose the guard."""
 
     def equal(one: Any, other: Any) -> Any:
         result = one == other
@@ -537,7 +537,7 @@ def equal_of(expect_honest: Callable[[Any, Any], None]) -> Callable[[Any, Any], 
 
 
 def assertion_of(expect_assertion: Callable[[str, Any], None]) -> Callable[[Any, str], Any]:
-    """Return a function for ``value.assertName``; it is like that of :func:`equal_of`."""
+    """Return a function for ``value.assertName``; it is protected like :func:`equal_of`'s."""
 
     def assertion(value: Any, name: str) -> Any:
         found = getattr(value, name)
@@ -548,55 +548,55 @@ def assertion_of(expect_assertion: Callable[[str, Any], None]) -> Callable[[Any,
 
 
 def _writes(mode: Any, flags: Any) -> bool:
-    """Tell whether a file is opened to be written, as the audit event ``open`` says it."""
+    """Return whether the audit event ``open`` opens a file for writing."""
     if isinstance(mode, str):
         return any(letter in mode for letter in "wax+")
     return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
 _OPENS = frozenset(("open", "read_text", "read_bytes", "getsource", "get_source", "getlines"))
-"""Names in code of a package, such as a linter, that reads files by itself."""
+"""Names in code of a package, such as a linter, that reads files on its own."""
 _FRAMES = frozenset(("_getframe", "currentframe", "stack", "inspect"))
-"""Names in code that asks for a frame by itself."""
+"""Names in code that reads frames on its own."""
 
 
 def _reads(code: types.CodeType) -> bool:
-    """Tell whether code of a package reads files by itself."""
+    """Return whether code of a package reads files on its own."""
     return not (_OPENS.isdisjoint(code.co_names) or _is_pythons(code.co_filename))
 
 
 def _is_unnamed(code: types.CodeType) -> bool:
-    """Tell whether code says that it is of no file."""
+    """Return whether code has no file name."""
     return code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen")
 
 
 def _is_pythons(path: str) -> bool:
-    """Tell whether a file is one of Python's own modules."""
+    """Return whether a file is one of Python's own modules."""
     own = path.startswith(os.path.dirname(os.__file__) + os.sep)
     return path.startswith("<") or (own and "-packages" + os.sep not in path)
 
 
 def _loads(code: types.CodeType) -> bool:
-    """Tell whether code executes modules that are imported."""
+    """Return whether code executes modules that are imported."""
     name = code.co_filename
     rewrites = os.path.join("_pytest", "assertion", "rewrite.py")
     return name.startswith("<frozen importlib") or name.endswith(rewrites)
 
 
 def _is_innocent(frame: Any, name: str) -> bool:
-    """Tell whether a library's frame does an operation of its own accord."""
+    """Return whether a library's frame does an operation on its own."""
     code: types.CodeType = frame.f_code
     path = code.co_filename
     file, folder = os.path.basename(path), os.path.basename(os.path.dirname(path))
     if name == "open":  # importing a module
         return code.co_name == "exec_module" and _loads(code)
-    if name == "folder":  # removing a folder with what it holds
+    if name == "folder":  # removing a folder with its content
         return file == "shutil.py" or not _is_pythons(path)
     if name == "process":
         asked = file in STARTERS or folder in STARTERS_IN or path == __file__
         return not (asked or path.startswith("<"))
     if name == "sys._getframe":
-        if file == "__init__.py" and folder == "logging":  # others get frames from it, too
+        if file == "__init__.py" and folder == "logging":  # it also returns frames to others
             caller = frame.f_back
             return bool(caller is not None and caller.f_code.co_filename == path)
         gives = code.co_name in ("extract_stack", "print_stack", "format_stack", "walk_stack")
@@ -616,7 +616,7 @@ def parts(is_wanted: Callable[[str], bool]) -> dict[Any, Any]:
         if not is_wanted(name) or not isinstance(module, types.ModuleType):
             continue
         for key, value in list(vars(module).items()):
-            # Nothing is asked of what may answer in ways of its own, such as pytest.mark.
+            # Objects with custom attribute access, such as pytest.mark, are not queried.
             if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
                 found[name, key] = (value, code_of(value))
             elif isinstance(value, type):
@@ -637,7 +637,7 @@ def unbound(function: Any) -> Any:
 
 
 def name_of(frame: Any) -> str:
-    """Return the name by which a frame's function is called; of a class if it is one of its own."""
+    """Return the name by which a frame's function is called: its class for a special method."""
     code = frame.f_code
     name: str = code.co_name
     if name.startswith("__") and code.co_argcount:
@@ -649,7 +649,7 @@ def name_of(frame: Any) -> str:
 
 
 def code_of(member: Any) -> Any:
-    """Return the code behind a function, method or property; None when it is none."""
+    """Return the code behind a function, method or property; None if there is none."""
     if isinstance(member, (staticmethod, classmethod)):
         member = member.__func__
     elif isinstance(member, property):
@@ -659,14 +659,14 @@ def code_of(member: Any) -> Any:
 
 class _Watched(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> Any:
-        """Replace ``a == b`` by a call that looks at both."""
+        """Replace ``a == b`` by a call that checks both values."""
         self.generic_visit(node)
         if len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq):
             return node
         return _call(EQUAL, node, [node.left, node.comparators[0]])
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
-        """Replace ``a.assertName`` by a call that looks at what it is."""
+        """Replace ``a.assertName`` by a call that checks the attribute."""
         self.generic_visit(node)
         if not node.attr.startswith("assert") or not isinstance(node.ctx, ast.Load):
             return node
@@ -674,6 +674,6 @@ class _Watched(ast.NodeTransformer):
 
 
 def _call(name: str, node: Any, arguments: list[ast.expr]) -> ast.Call:
-    """Return a call of a function of the guard; by its attribute, since Python warns of texts."""
+    """Return a call of a guard function; through ``__call__``, because Python warns about texts."""
     called = ast.Attribute(ast.Constant(name), "__call__", ast.Load())
     return ast.copy_location(ast.Call(called, arguments, []), node)

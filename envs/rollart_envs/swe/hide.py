@@ -1,4 +1,4 @@
-"""Taking tests out of a test file, as if nobody had written them yet.
+"""Remove tests from a test file, as if they had not been written yet.
 
 Takes: a file's source and the names of tests. Gives: the source without them. Never: changes
 anything else in it.
@@ -15,11 +15,11 @@ _Block = Sequence[ast.stmt]
 
 
 def without_tests(source: str, names: Collection[str]) -> str | None:
-    """Return a source without some tests; None where that cannot be done by taking out lines.
+    """Return a source without some tests; None if removing lines cannot do that.
 
     Args:
-        source: The file's.
-        names: ``test_a`` or ``TestClass::test_b``; a test that a class inherits is not found.
+        source: The source of the file.
+        names: ``test_a`` or ``TestClass::test_b``; an inherited test is not found.
     """
     try:
         tree = ast.parse(source)
@@ -39,7 +39,7 @@ def without_tests(source: str, names: Collection[str]) -> str | None:
         still = {name for name, _ in _tests(ast.parse(left).body, "")}
     except SyntaxError:
         return None
-    return None if still & set(names) else left  # a name may be defined twice
+    return None if still & set(names) else left  # a name can be defined twice
 
 
 def tests_in(source: str) -> dict[str, ast.stmt]:
@@ -56,7 +56,7 @@ def test_name(test: str) -> tuple[str, str]:
     return path, name
 
 
-tests_in.__test__ = False  # type: ignore[attr-defined]  # pytest would take them for tests
+tests_in.__test__ = False  # type: ignore[attr-defined]  # pytest would collect them as tests
 test_name.__test__ = False  # type: ignore[attr-defined]
 
 
@@ -69,7 +69,7 @@ def _tests(block: _Block, prefix: str) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _emptied(block: _Block, gone: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return the classes of which nothing but a docstring would be left."""
+    """Return the classes that would have only a docstring left."""
     classes = [node for node in block if isinstance(node, ast.ClassDef)]
     emptied: list[ast.stmt] = []
     for node in classes:

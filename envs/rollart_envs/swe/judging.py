@@ -1,7 +1,7 @@
-"""Does the judge of function-repair tasks work in a fresh box?
+"""Check that the judge of function-repair tasks works in a new sandbox.
 
-Takes: where boxes come from, and a task. Gives: a failure where its own solution does not pass.
-Never: takes a broken box for a wrong answer.
+Takes: a source of sandboxes, and a task. Gives: a failure if its own solution does not pass.
+Never: treats a broken sandbox as a wrong answer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rollart_sandboxes.pool.source import SandboxSource
 async def expect_gold(
     boxes: SandboxSource, task: FunctionTask, interpreter: JudgeInterpreter
 ) -> None:
-    """Raise unless the task's own solution passes in a fresh box.
+    """Raise an error unless the task's own solution passes in a new sandbox.
 
     Raises:
-        SandboxFailure: The judge does not work there, or the task is wrong; a retry cannot help.
+        SandboxFailure: If the judge does not work there, or the task is wrong. No retry can help.
     """
     box = await boxes.take()
     try:
@@ -27,7 +27,7 @@ async def expect_gold(
         await boxes.give_back(box)
     if gold.verdict != "passed":
         failure = SandboxFailure(
-            f"{task.task_id}: its own solution is judged {gold.verdict} in a fresh box: "
+            f"{task.task_id}: its own solution is judged {gold.verdict} in a new sandbox: "
             f"{gold.reason}",
             boundary="swe.judge",
         )

@@ -1,14 +1,13 @@
-"""Test logs: what each framework prints, read as the SWE-bench harness reads it.
+"""Read the test logs of several frameworks, as the SWE-bench harness does.
 
-Takes: the text of a log. Gives: test id -> :data:`Status`. Never: trusts a pass over a failure:
-once a test is seen to fail, no later line makes it pass.
+Takes: the text of a log. Gives: test id -> :data:`Status`. Never: lets a pass override a failure:
+after a test has failed, no later line makes it pass.
 
-How far this holds: a log is written by the very process that runs the agent's code, so what that
-code prints between the markers can look like a result. For pytest, passes count only in the
-summary at the end and failures anywhere, so prints inside tests change nothing; but code that
-ends the process early and prints a summary of its own would be believed. django's and sympy's
-logs hold less than that. Where pytest is the runner, use :mod:`rollart_envs.swe.report_plugin`
-instead; it needs no log.
+Limits: the process that runs the agent's code writes the log, so output of that code between the
+markers can look like a result. For pytest, passes count only in the summary at the end and failures
+count anywhere, so prints inside tests change nothing. But code that ends the process early and
+prints its own summary would be believed. The logs of django and sympy are less reliable than that.
+If pytest is the runner, use :mod:`rollart_envs.swe.report_plugin` instead; it needs no log.
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ _OPTION = re.compile(r"(.*?)\[(.*)\]")
 
 
 class MarkersMissing(ValueError):
-    """A log does not hold each marker of its run exactly once: nothing in it counts."""
+    """A log does not have each marker of its run exactly once, so nothing in it counts."""
 
 
 def marked(command: str, nonce: str) -> str:
-    """Return a shell command that prints the run's markers around what another one prints.
+    """Return a shell command that prints the run's markers around the output of another one.
 
-    The nonce stands in the command, so code in the box that looks for it can find it: markers hold
-    against output that was prepared, not against code that forges them while it runs.
+    The nonce is in the command, so code in the sandbox can find it: markers protect against
+    prepared output, not against code that forges them while it runs.
     """
     return f"echo '{_marker('start', nonce)}'\n{command}\necho '{_marker('end', nonce)}'\n"
 
 
 def between_markers(log: str, nonce: str) -> str:
-    """Return what a log holds between the run's own markers.
+    """Return the text of a log between the run's own markers.
 
     Raises:
-        MarkersMissing: A marker is missing, stands twice, or they stand in the wrong order.
+        MarkersMissing: If a marker is missing, occurs twice, or the order is wrong.
     """
     lines = [line.strip() for line in log.split("\n")]
     places = [
@@ -66,14 +65,14 @@ def between_markers(log: str, nonce: str) -> str:
     ]
     if [len(found) for found in places] != [1, 1] or places[0][0] > places[1][0]:
         raise MarkersMissing(
-            f"the log holds the start marker {len(places[0])} times and the end marker"
+            f"the log has the start marker {len(places[0])} times and the end marker"
             f" {len(places[1])} times"
         )
     return "\n".join(log.split("\n")[places[0][0] + 1 : places[1][0]])
 
 
 def worst(pairs: Iterable[tuple[str, Status]]) -> dict[str, Status]:
-    """Return one status for each id: the worst of those it came with, a skip being the mildest."""
+    """Return one status for each id: the worst that was reported; a skip is the mildest."""
     statuses: dict[str, Status] = {}
     for test, status in pairs:
         if test not in statuses or _RANK[status] > _RANK[statuses[test]]:
@@ -84,7 +83,7 @@ def worst(pairs: Iterable[tuple[str, Status]]) -> dict[str, Status]:
 def read_pytest(log: str) -> dict[str, Status]:
     """Read pytest's output: the summary of ``-rA``, or without one the lines of ``-v``.
 
-    An id is cut at its first space, as the log's reader cannot tell where it ends.
+    An id is cut at its first space, because the reader cannot detect where it ends.
     """
     text = _COLOUR.sub("", log).translate(_CONTROLS)
     heads = list(_SUMMARY.finditer(text))
@@ -98,17 +97,17 @@ def read_pytest(log: str) -> dict[str, Status]:
 
 
 def read_pytest_options(log: str) -> dict[str, Status]:
-    """Read pytest's output, shortening parameters that are paths (see :func:`short_option`)."""
+    """Read pytest's output and shorten parameters that are paths (see :func:`short_option`)."""
     return worst((short_option(test), status) for test, status in read_pytest(log).items())
 
 
 def read_matplotlib(log: str) -> dict[str, Status]:
-    """Read matplotlib's pytest output, in which Python 3.11 and later name mouse buttons."""
+    """Read matplotlib's pytest output, in which Python 3.11 and later print mouse button names."""
     return worst((mouse_number(test), status) for test, status in read_pytest(log).items())
 
 
 def short_option(test: str) -> str:
-    """Return an id whose parameter is a path with its last part only: ``t[/a/b]`` -> ``t[/b]``."""
+    """Return an id with a path parameter cut to its last part: ``t[/a/b]`` -> ``t[/b]``."""
     found = _OPTION.search(test)
     if found is None:
         return test
@@ -119,15 +118,15 @@ def short_option(test: str) -> str:
 
 
 def mouse_number(test: str) -> str:
-    """Return an id with the numbers of mouse buttons in place of their names."""
+    """Return an id with the numbers of mouse buttons instead of their names."""
     return test.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")
 
 
 def read_unittest(log: str) -> dict[str, Status]:
     """Read the output of ``unittest -v`` and of django's runner.
 
-    An id is what stands before `` ... ``: ``test_a (package.module.Class)``, or the first line of
-    the test's docstring where it has one. Prints between an id and its result are passed over.
+    An id is the text before `` ... ``: ``test_a (package.module.Class)``, or the first line of
+    the test's docstring if it has one. Output between an id and its result is ignored.
     """
     pairs: list[tuple[str, Status]] = []
     waiting: str | None = None
@@ -137,8 +136,8 @@ def read_unittest(log: str) -> dict[str, Status]:
             pairs.append((failed[2], "FAILED" if failed[1] == "FAIL" else "ERROR"))
             waiting = None
         elif dots and (status := _unittest_status(rest)):
-            # Two tests may stand on one line, or a test and what it prints: the harness takes both
-            # for one id, and waits for the first one's result.
+            # Two tests can be on one line, or a test and its output: the harness treats both as
+            # one id, and waits for the result of the first one.
             first, *others = test.split(" ... ")
             names = dict.fromkeys((_without_migration(test), *others[-1:]))
             pairs += [(name, status) for name in names]
@@ -151,7 +150,7 @@ def read_unittest(log: str) -> dict[str, Status]:
             pairs.append((waiting, status))
             waiting = None
         if "--version is equivalent to version" in line:
-            # django prints over the result of this one test.
+            # django prints over the result of this test.
             pairs.append(("--version is equivalent to version", "PASSED"))
     return worst(pairs)
 
@@ -175,14 +174,14 @@ def _unittest_status(text: str) -> Status | None:
 
 
 def _without_migration(test: str) -> str:
-    """Return the id behind a migration that is reported on the same line."""
+    """Return the id after a migration that is reported on the same line."""
     return test.split("...", 1)[-1].strip() if test.startswith("Applying ") else test
 
 
 def read_sympy(log: str) -> dict[str, Status]:
     """Read the output of sympy's ``bin/test -C --verbose``.
 
-    Ids are bare names of functions; in two files, one name's worse result holds.
+    Ids are function names without a file. If two files have the same name, the worse result counts.
     """
     pairs: list[tuple[str, Status]] = []
     for line in (raw.strip() for raw in _COLOUR.sub("", log).split("\n")):
@@ -222,7 +221,7 @@ _FRAMEWORKS = {
 
 
 def framework_of(repo: str) -> str:
-    """Return how a repository's tests report: a key of :data:`READERS`; pytest unless known."""
+    """Return the log format of a repository's tests, a key of :data:`READERS`; default: pytest."""
     return _FRAMEWORKS.get(repo, "pytest")
 
 

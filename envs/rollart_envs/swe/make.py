@@ -1,15 +1,15 @@
-"""Tasks from a package: bugs put into working code, each seen by its own tests.
+"""Make tasks from a package: put bugs into working code that its own tests detect.
 
     package -> its tests, twice -> those that pass, and which functions each calls
             -> bugs in these functions, in a drawn order
             -> the tests that call the function -> all tests -> row -> gold and empty patch
 
 Takes: an unpacked package, a way to run its suite, a judge of rows. Gives: rows in SWE-bench's
-format. Never: gives a row that the judge has not seen, or other rows for the same seed.
+format. Never: gives a row that the judge has not checked, or other rows for the same seed.
 
-The base commit of a task is the package with the bug in it and without the tests that see it;
-``patch`` takes the bug out, ``test_patch`` brings these tests back. So a task has hidden tests as
-SWE-bench's have, and its repository tells of the bug neither by a failing test nor by a history.
+The base commit of a task is the package with the bug and without the tests that detect it. The
+``patch`` removes the bug, and ``test_patch`` restores these tests. So a task has hidden tests as in
+SWE-bench, and neither a failing test nor the history of its repository reveals the bug.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rollart_envs.swe.suite import NO_TESTS, RAN, Checkout, FilesRefused, Suite,
 
 Row: TypeAlias = dict[str, object]
 Judge: TypeAlias = Callable[[Row], Awaitable[str]]
-"""Returns what is wrong with a row; "" when the gold patch is full and the empty one none."""
+"""Returns the problem of a row; "" if the gold patch is full and the empty one none."""
 _T = TypeVar("_T")
 MADE: Final = "made"
 _BASELINE_S: Final = 900.0
@@ -41,14 +41,14 @@ _BASELINE_S: Final = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Which bugs are good enough."""
+    """Limits for acceptable bugs."""
 
     max_broken: float = 0.3
-    """Largest share of the passing tests that a bug may break."""
+    """Largest share of the passing tests that a bug can break."""
     several: float = 0.2
     """Share of tasks with more than one bug."""
     timeout_factor: float = 6.0
-    """Times as long as without the bug that a run may take."""
+    """Limit of a run's duration, as a multiple of the duration without the bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class MutationOutcome:
-    """What came of a candidate."""
+    """The result of a candidate."""
 
     what: str
-    """``made``, or why not."""
+    """``made``, or the reason why not."""
     row: Row | None = None
     is_final: bool = True
-    """False when its boxes failed: it may be tried again."""
+    """False if its sandboxes failed, so that it can be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """How a suite does on the code as it is."""
+    """The result of a suite on the unchanged code."""
 
     passed: frozenset[str]
     """The tests that passed each time."""
@@ -87,19 +87,19 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Works:
-    """A package, ready to have bugs put in."""
+    """A package that is ready for bugs."""
 
     name: str
     version: str
     slug: str
     mirror: Mirror
     commit: str
-    """The package as it is."""
+    """The commit of the unchanged package."""
     suite: Suite
     baseline: Baseline
     judge: Judge
     fields: Mapping[str, object] = field(default_factory=dict)
-    """Fields that all rows have alike."""
+    """Fields that are the same in all rows."""
     bounds: Bounds = field(default_factory=Bounds)
 
 
@@ -107,7 +107,7 @@ async def find_baseline(suite: Suite, tree: bytes, name: str) -> Baseline:
     """Run a suite twice and return what passes.
 
     Raises:
-        UserError: There are no tests, or none passes.
+        UserError: If there are no tests, or none passes.
     """
     checkout = await suite.open(tree)
     try:
@@ -153,10 +153,10 @@ def candidates(works: Works, seed: int) -> Iterator[Candidate]:
 async def make(
     works: Works, seed: int, jobs: int, done: Mapping[str, str]
 ) -> AsyncIterator[tuple[Candidate, MutationOutcome]]:
-    """Yield candidates and what came of them, in order, those that are ``done`` left out.
+    """Yield candidates and their results, in order, without those in ``done``.
 
     Raises:
-        SandboxFailure: Boxes do not come up, or fail again and again.
+        SandboxFailure: If sandboxes do not start, or fail repeatedly.
     """
     tree = works.mirror.archive(works.commit)
     benches = Benches(lambda: works.suite.open(tree))
@@ -173,7 +173,7 @@ async def make(
 
 
 async def _tried(works: Works, benches: Benches, candidate: Candidate) -> MutationOutcome:
-    """Try a candidate; it is the bug's fault when a box does not last, but not when none starts."""
+    """Try a candidate; a failed sandbox is its fault, unless no sandbox starts at all."""
     try:
         return await _outcome(works, benches, candidate)
     except FilesRefused as refused:
@@ -197,7 +197,7 @@ async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> Muta
     if isinstance(run, str):
         return MutationOutcome(run)
     to_mend = works.baseline.passed - run.passed
-    # In a thread, as all that calls git more than once: the boxes' loop must not wait for it.
+    # In a thread, like all repeated git calls: the sandboxes' event loop must not wait for it.
     row = await asyncio.to_thread(_row, works, candidate, broken.encode(), run, to_mend)
     if row is None:
         return MutationOutcome("its statement would give it away")
@@ -214,7 +214,7 @@ async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> Muta
 async def _visible(
     works: Works, candidate: Candidate, source: str, checkout: Checkout
 ) -> Candidate:
-    """Return a candidate without the bugs that no test sees: nobody could be told to mend them."""
+    """Return a candidate without the bugs that no test detects, because no statement shows them."""
     seen = []
     for bug in candidate.bugs:
         alone = replace(candidate, bugs=(bug,))
@@ -230,7 +230,7 @@ async def _visible(
 async def _broken_run(
     works: Works, candidate: Candidate, broken: bytes, checkout: Checkout
 ) -> SuiteRun | str:
-    """Return a whole run with the bugs in it, or why they are no good."""
+    """Return a whole run with the bugs, or the reason why they are not acceptable."""
     files = {candidate.path: broken}
     baseline, timeout_s = works.baseline, _timeout_s(works)
     callers = _callers(works, candidate)
@@ -271,7 +271,7 @@ def _callers(works: Works, candidate: Candidate) -> set[str]:
 def _row(
     works: Works, candidate: Candidate, broken: bytes, run: SuiteRun, to_mend: frozenset[str]
 ) -> Row | None:
-    """Return a task; None when no statement can be written that hides the patch."""
+    """Return a task; None if no statement can be written that hides the patch."""
     mirror = works.mirror
     hidden = _hidden(works, to_mend)
     base = mirror.commit_change(works.commit, {candidate.path: broken, **hidden}, works.slug)
@@ -298,7 +298,7 @@ def _row(
 
 
 def _hidden(works: Works, to_mend: Iterable[str]) -> dict[str, bytes | None]:
-    """Return the test files without the tests that see the bug; None: the file goes as a whole."""
+    """Return the test files without the tests that detect the bug; None: remove the whole file."""
     by_file: dict[str, set[str]] = {}
     for test in to_mend:
         path, name = test_name(test)
@@ -312,7 +312,7 @@ def _hidden(works: Works, to_mend: Iterable[str]) -> dict[str, bytes | None]:
 
 
 def _piles(works: Works) -> dict[tuple[str, int], list[Mutation]]:
-    """Return the bugs that passing tests may see, by function."""
+    """Return the bugs that passing tests can detect, by function."""
     piles: dict[tuple[str, int], list[Mutation]] = {}
     for path in sorted({path for path, _ in works.baseline.callers}):
         if is_test_file(path):
@@ -329,7 +329,7 @@ def _piles(works: Works) -> dict[tuple[str, int], list[Mutation]]:
 
 
 def is_test_file(path: str) -> bool:
-    """Tell whether a path is a test's, or is there for tests."""
+    """Return whether a path is a test file, or exists for tests."""
     parts = PurePosixPath(path).parts
     name = parts[-1]
     return (
@@ -346,7 +346,7 @@ def _another(
     piles: Mapping[tuple[str, int], list[Mutation]],
     draw: random.Random,
 ) -> list[Mutation]:
-    """Return a bug in another function of the same file, where there is one."""
+    """Return a bug in another function of the same file, if there is one."""
     others = [other for other in sorted(piles) if other[0] == key[0] and other != key]
     if not others:
         return []

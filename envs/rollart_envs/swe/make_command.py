@@ -1,7 +1,7 @@
 """``rollart swe make``: from the name of a package to a folder of tasks.
 
-Takes: what a person asked for. Gives: tasks in a :class:`TaskFolder`, one by one as they are found.
-Never: begins anew what an interrupted run has tried already.
+Takes: the order of a user. Gives: tasks in a :class:`TaskFolder`, one by one as they are made.
+Never: tries a candidate again that an interrupted run has already tried.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from rollart_envs.swe.task_folder import TaskFolder
 from rollart_sandboxes.pool.source import SandboxSource
 
 PYTEST: Final = ("-o", "addopts=", "-p", "no:cacheprovider")
-"""Without the options of the project's own config: these may need plugins that are not there."""
+"""Ignore the options of the project's own config, which can need plugins that are missing."""
 _ODD_NAMES: Final = ("test.py", "tests.py")
-"""Files of tests that pytest does not look into unless they are named."""
+"""Test files that pytest does not collect unless they are arguments."""
 
 Heard = Callable[[str, float | None], None]
-"""Takes what is going on, and how much of it is done."""
+"""Receives a description of the current step, and the share that is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class MakeOrder:
-    """What a person asked for."""
+    """The order of a user."""
 
     package: str
     folder: TaskFolder
@@ -43,22 +43,22 @@ class MakeOrder:
     jobs: int = 2
     requires: tuple[str, ...] = ()
     pytest: tuple[str, ...] = ()
-    """Further arguments for pytest."""
+    """Additional arguments of pytest."""
     python: str = ""
-    """Absolute path in the box; empty: the ``python3`` on its PATH."""
+    """Absolute path in the sandbox; empty: the ``python3`` on its PATH."""
     bounds: Bounds = field(default_factory=Bounds)
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What came of it."""
+    """The result of an order."""
 
     name: str
     num_tasks: int
-    """Tasks of this package and seed that are in the folder now."""
+    """Tasks of this package and seed that are now in the folder."""
     num_new: int
     outcomes: Mapping[str, int]
-    """What became of the candidates -> how many."""
+    """Outcome -> number of candidates."""
     notes: tuple[str, ...] = ()
 
 
@@ -68,13 +68,13 @@ async def make_tasks(
     """Make tasks of a package until there are enough, or no bugs are left to try.
 
     Raises:
-        UserError: There is no such package, or its tests cannot be run.
-        SandboxFailure: Boxes do not come up.
+        UserError: If the package does not exist, or its tests cannot be run.
+        SandboxFailure: If sandboxes do not start.
     """
     order.folder.make()
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="rollart-make-") as temporary:
-        # In a thread: the boxes' loop must not wait for pip.
+        # In a thread: the sandboxes' event loop must not wait for pip.
         package = await asyncio.to_thread(_prepared, order, Path(temporary), notes, heard)
         mirror = order.folder.mirror(package.slug)
         commit = mirror.commit_folder(package.root, f"{package.name} {package.version}")
@@ -87,7 +87,7 @@ async def make_tasks(
 
 
 def _prepared(order: MakeOrder, temporary: Path, notes: list[str], heard: Heard) -> Package:
-    """Return the package, unpacked, with what it needs installed."""
+    """Return the unpacked package, with its requirements installed."""
     heard(f"fetching {order.package}", None)
     source = packages.fetch(order.package, temporary / "fetched")
     package = packages.unpack(source, temporary / "tree")
@@ -171,7 +171,7 @@ def _notes(works: Works) -> list[str]:
     notes = []
     if works.baseline.left_out:
         files = ", ".join(works.baseline.left_out)
-        notes.append(f"left out, since they cannot be imported in the box: {files}")
+        notes.append(f"left out, because they cannot be imported in the sandbox: {files}")
     if works.baseline.flaky:
-        notes.append(f"left out, since they do not always pass: {len(works.baseline.flaky)} tests")
+        notes.append(f"left out, because they are flaky: {len(works.baseline.flaky)} tests")
     return notes

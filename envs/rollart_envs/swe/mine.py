@@ -1,11 +1,11 @@
-"""Tasks from a git history: commits that change code and the tests of it.
+"""Make tasks from a git history: commits that change code and its tests.
 
     history -> commits with source and tests, not merges, not too large
             -> the parent with the commit's tests: some fail; with its source too: they pass, twice
             -> row -> gold and empty patch
 
 Takes: a mirror, a way to run tests, a judge of rows. Gives: rows in SWE-bench's format. Never:
-gives a row that the judge has not seen, or tells in its statement what the commit says of itself.
+gives a row that the judge has not checked, or uses the commit message in its statement.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _TRIES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Which commits are worth a try."""
+    """Limits for the commits to try."""
 
     max_files: int = 12
     max_lines: int = 400
-    """Most lines that the source part of a commit adds and removes."""
+    """Maximum number of source lines that a commit adds and removes."""
     max_test_lines: int = 2000
 
 
@@ -60,29 +60,29 @@ class Commit:
     subject: str
     source: tuple[str, ...]
     tests: tuple[str, ...]
-    """All paths that are there for tests, data too."""
+    """All paths that exist for tests, including data."""
 
     @property
     def test_files(self) -> tuple[str, ...]:
-        """The files with tests in them."""
+        """The files that contain tests."""
         return tuple(path for path in self.tests if _holds_tests(path))
 
 
 @dataclass(frozen=True, slots=True)
 class Pit:
-    """A repository, ready to be mined."""
+    """A repository that is ready to be mined."""
 
     name: str
     mirror: Mirror
     suite: Suite
     judge: Judge
     fields: Mapping[str, object] = field(default_factory=dict)
-    """Fields that all rows have alike."""
+    """Fields that are the same in all rows."""
 
 
 def commits(mirror: Mirror, head: str, limits: Limits) -> Iterator[Commit]:
-    """Yield the commits before ``head`` that are worth a try, newest first."""
-    form = "--format=%x00%H %P%n%s"  # no message holds a NUL
+    """Yield the commits before ``head`` that are within the limits, newest first."""
+    form = "--format=%x00%H %P%n%s"  # no message contains a NUL
     log = mirror.git("log", "--no-merges", "--no-renames", "--numstat", form, head)
     for entry in log.split("\0")[1:]:
         shas, subject, *lines = entry.split("\n")
@@ -96,10 +96,10 @@ def commits(mirror: Mirror, head: str, limits: Limits) -> Iterator[Commit]:
 async def mine(
     pit: Pit, found: Iterator[Commit], jobs: int, done: Mapping[str, str]
 ) -> AsyncIterator[tuple[Commit, MutationOutcome]]:
-    """Yield commits and what came of them, in order, those that are ``done`` left out.
+    """Yield commits and their results, in order, without those in ``done``.
 
     Raises:
-        SandboxFailure: Boxes do not come up.
+        SandboxFailure: If sandboxes do not start.
     """
     fresh = (commit for commit in found if commit.sha not in done)
     results = in_order(fresh, partial(_tried, pit), jobs)
@@ -113,7 +113,7 @@ async def mine(
 
 
 async def _tried(pit: Pit, commit: Commit) -> MutationOutcome:
-    """Try a commit, again if its box fails, and then leave it out; but not when none starts."""
+    """Try a commit, again if its sandbox fails, then skip it, unless no sandbox starts at all."""
     for left in reversed(range(_TRIES)):
         try:
             return await _outcome(pit, commit)
@@ -207,9 +207,9 @@ def _row(pit: Pit, commit: Commit, before: SuiteRun, after: SuiteRun) -> Row | N
 def _failures(
     pit: Pit, commit: Commit, to_mend: Sequence[str], before: SuiteRun, after: SuiteRun
 ) -> dict[str, Failed]:
-    """Return why tests fail before; only those that the commit brings or changes, if it does.
+    """Return why tests fail before; only new or changed tests of the commit, if there are any.
 
-    Where a file cannot be imported before, old tests of it fail too, and say nothing.
+    If a file cannot be imported before, its old tests fail too, and are not informative.
     """
     fresh = {test for path in commit.test_files for test in _fresh_tests(pit, commit, path)}
     told = [test for test in to_mend if test.split("[", 1)[0] in fresh] or to_mend
@@ -217,7 +217,7 @@ def _failures(
 
 
 def _failed(pit: Pit, commit: Commit, test: str, before: SuiteRun, after: SuiteRun) -> Failed:
-    """Return why a test fails before: by itself, or since its file cannot be imported."""
+    """Return why a test fails before: its own failure, or that its file cannot be imported."""
     if test in before.failures:
         return before.failures[test]
     path, name = test_name(test)
@@ -242,7 +242,7 @@ def _source(pit: Pit, sha: str, path: str) -> str:
 def _worth_a_try(
     stats: list[list[str]], limits: Limits
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the source and test paths of a commit; None when it is not worth a try."""
+    """Return the source and test paths of a commit; None if it is outside the limits."""
     if len(stats) > limits.max_files or any(added == "-" for added, _, _ in stats):
         return None  # too large, or with binary files
     paths = [path for _, _, path in stats]
@@ -273,7 +273,7 @@ def _why(run: SuiteRun) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MineOrder:
-    """What a person asked for."""
+    """The order of a user."""
 
     repo: str
     """A folder or URL."""
@@ -281,28 +281,28 @@ class MineOrder:
     count: int = 10
     jobs: int = 2
     revision: str = "HEAD"
-    """Where history ends."""
+    """The newest revision to use."""
     name: str = ""
-    """The repository's, for rows and statements; empty: as in its address."""
+    """Name of the repository in rows and statements; empty: from its address."""
     requires: tuple[str, ...] = ()
     python_path: tuple[Path, ...] = ()
-    """Folders with what the tests import; none: it is installed."""
+    """Folders with the tests' imports; empty: they are installed."""
     source_path: tuple[str, ...] = ()
-    """Folders of the repository to import from; none: as its pyproject.toml has it."""
+    """Folders of the repository to import from; empty: from its pyproject.toml."""
     pytest: tuple[str, ...] = ()
     python: str = ""
-    """Absolute path in the box; empty: the ``python3`` on its PATH."""
+    """Absolute path in the sandbox; empty: the ``python3`` on its PATH."""
     limits: Limits = field(default_factory=Limits)
 
 
 async def mine_tasks(
     order: MineOrder, boxes: SandboxSource, judge_in: Callable[[TaskFolder], Judge], heard: Heard
 ) -> Made:
-    """Mine a repository until there are enough tasks, or its history is at its end.
+    """Mine a repository until there are enough tasks, or no commits are left.
 
     Raises:
-        UserError: There is no such repository, or no commit is worth a try.
-        SandboxFailure: Boxes do not come up.
+        UserError: If the repository does not exist, or no commit is within the limits.
+        SandboxFailure: If sandboxes do not start.
     """
     order.folder.make()
     name = name_of(order.name or order.repo)
@@ -378,7 +378,7 @@ def _head(mirror: Mirror, order: MineOrder) -> str:
 
 
 def _python_path(order: MineOrder, name: str, mirror: Mirror, head: str, heard: Heard) -> list[str]:
-    """Return the folders with what the tests import, those in the task folder from there."""
+    """Return the folders with the tests' imports; those in the task folder are relative to it."""
     for folder in order.python_path:
         if not folder.is_dir():
             raise UserError(f"--python-path {folder}: there is no such folder")
@@ -399,7 +399,7 @@ def _python_path(order: MineOrder, name: str, mirror: Mirror, head: str, heard: 
 
 
 def _source_path(mirror: Mirror, head: str) -> tuple[str, ...]:
-    """Return the folders of a repository that hold its packages."""
+    """Return the folders of a repository that contain its packages."""
     try:
         loaded = tomllib.loads((mirror.read(head, "pyproject.toml") or b"").decode())
         where = loaded["tool"]["setuptools"]["packages"]["find"]["where"]

@@ -1,8 +1,7 @@
-"""A bare git repository that holds the trees of tasks.
+"""A bare git repository with the trees of tasks.
 
-Takes: folders, files, commits. Gives: commits that are the same wherever they are made, diffs,
-archives. Never: reads the user's git settings, runs a hook, or leaves the index of a half-done
-commit.
+Takes: folders, files, commits. Gives: commits that are the same on every machine, diffs, archives.
+Never: reads the user's git settings, runs a hook, or leaves the index of an incomplete commit.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ _ENV: Final = {
     "LC_ALL": "C.UTF-8",
 }
 _DIFF: Final = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--full-index")
-# A person's own folder may belong to somebody else, as in a container.
+# The user's own folder can belong to another user, as in a container.
 _SAFE: Final = ("-c", "safe.directory=*", "-c", "core.hooksPath=/dev/null")
 _BARE: Final = ("--template=",)
-"""Without sample hooks."""
+"""Do not copy sample hooks."""
 _PREFIXES: Final = ("--src-prefix=a/", "--dst-prefix=b/")
 
 
 class GitError(UserError):
-    """git refused; says what it was asked and what it said."""
+    """A git command failed; the message has the command and git's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Mirror:
 
     @classmethod
     def init(cls, path: Path) -> Mirror:
-        """Return the repository at ``path``, made when it is not there."""
+        """Return the repository at ``path``; it is created if it does not exist."""
         mirror = cls(path)
         if not (path / "HEAD").exists():
             path.mkdir(parents=True, exist_ok=True)
@@ -62,10 +61,10 @@ class Mirror:
 
     @classmethod
     def clone(cls, source: str, path: Path) -> Mirror:
-        """Return a copy of the repository at a folder or URL, fetched again when it is there.
+        """Return a copy of the repository at a folder or URL; an existing copy is updated.
 
         Raises:
-            GitError: There is no repository, or it cannot be read.
+            GitError: If the repository does not exist, or cannot be read.
         """
         if (path / "HEAD").exists():
             mirror = cls(path)
@@ -85,7 +84,7 @@ class Mirror:
         return cls(path)
 
     def git(self, *arguments: str, env: Mapping[str, str] | None = None, stdin: str = "") -> str:
-        """Return what a git command in this repository prints."""
+        """Return the output of a git command in this repository."""
         given = stdin.encode("utf-8", "surrogateescape")
         said = _git("--git-dir", str(self.path), *arguments, env=env, stdin=given)
         return said.decode("utf-8", "surrogateescape")
@@ -105,7 +104,7 @@ class Mirror:
             return self._commit(self.git("write-tree", env=env).strip(), message)
 
     def keep(self, name: str, commit: str) -> None:
-        """Keep a commit for good, under ``refs/tasks/``."""
+        """Keep a commit permanently, under ``refs/tasks/``."""
         self.git("update-ref", f"refs/tasks/{name}", commit)
 
     def diff(self, old: str, new: str, paths: Sequence[str] = ()) -> str:
@@ -118,7 +117,7 @@ class Mirror:
         return tuple(p for p in self.git("ls-tree", "-rz", "--name-only", commit).split("\0") if p)
 
     def read(self, commit: str, path: str) -> bytes | None:
-        """Return a file of a commit; None where there is none."""
+        """Return a file of a commit; None if it does not exist."""
         try:
             return _git("--git-dir", str(self.path), "cat-file", "blob", f"{commit}:{path}")
         except GitError:
@@ -129,7 +128,7 @@ class Mirror:
         return _git("--git-dir", str(self.path), "archive", "--format=tar", commit)
 
     def _take_all(self) -> None:
-        """Overrule ``.gitattributes`` that leave files, tests above all, out of archives."""
+        """Override ``.gitattributes`` that leave files, mostly tests, out of archives."""
         path = self.path / "info" / "attributes"
         path.parent.mkdir(exist_ok=True)
         path.write_text("* -export-ignore -export-subst\n")
@@ -142,7 +141,7 @@ class Mirror:
         return _git(*command, stdin=content).decode().strip()
 
     def _entry(self, base: str, path: str, content: bytes | None) -> str:
-        """Return what an index is told of a file; None takes it out."""
+        """Return the index entry of a file; None removes it."""
         if content is None:
             return f"0 {'0' * 40}\t{path}"
         before = self.git("ls-tree", base, "--", path).split()
@@ -150,7 +149,7 @@ class Mirror:
 
 
 class _index:
-    """An index of its own for one commit."""
+    """A separate index for one commit."""
 
     def __enter__(self) -> dict[str, str]:
         self._folder = tempfile.TemporaryDirectory(prefix="rollart-index-")

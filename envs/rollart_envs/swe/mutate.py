@@ -1,12 +1,12 @@
-"""Bugs for working code: small changes of Python functions, made in the text by way of the tree.
+"""Put bugs into working code: small changes of Python functions, applied to the text.
 
-Takes: a module's source. Gives: :class:`Mutation`, and the source with some of them in it. Never:
-touches the formatting outside what it changes, or a docstring, an annotation or a decorator.
+Takes: a module's source. Gives: :class:`Mutation`, and the source with some of them applied. Never:
+changes the formatting elsewhere, or a docstring, an annotation or a decorator.
 
-The kinds are those that people make (after SWE-smith's procedural ones, arXiv 2504.21798, section
+The kinds are common human mistakes (after SWE-smith's procedural ones, arXiv 2504.21798, section
 2.2): a wrong operator, condition, bound, constant, return value, exception, order of arguments, a
-function taken for its sibling, a statement or branch that is missing. A kind looks at one node and
-what is in it, and says what it would change there.
+similar function instead of the right one, a missing statement or branch. A kind takes one node with
+its children and yields the changes it would make.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Change:
 
 
 class Text:
-    """A source whose nodes are found by character."""
+    """A source whose nodes can be located by character."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -67,7 +67,7 @@ class Text:
         return Change(self.start(node), self.end(node), new, node.lineno)
 
     def between(self, left: Node, right: Node, old: str, new: str) -> Iterator[Change]:
-        """Yield the change of an operator that stands between two nodes."""
+        """Yield the change of an operator between two nodes."""
         start, end = self.end(left), self.start(right)
         gap = self.source[start:end]
         pattern = r"\s+".join(map(re.escape, old.split()))
@@ -78,7 +78,7 @@ class Text:
             yield Change(at, start + found[0].end(), new, self.source.count("\n", 0, at) + 1)
 
     def whole_lines(self, node: ast.stmt) -> tuple[int, int] | None:
-        """Return the characters of a statement's lines; None when it shares a line."""
+        """Return the characters of a statement's lines; None if it shares a line."""
         assert node.end_lineno is not None
         start, end = self._starts[node.lineno - 1], self._starts[node.end_lineno]
         before = self.source[start : self.start(node)]
@@ -184,7 +184,7 @@ def _sign(node: ast.AST, text: Text) -> Iterator[Change]:
 
 
 def _bound(node: ast.AST, text: Text) -> Iterator[Change]:
-    """One too many or too few: of a range, a length, an end of a slice."""
+    """One too many or too few, in a range, a length or a slice."""
     if isinstance(node, ast.Slice):
         for end in (node.lower, node.upper):
             if isinstance(end, ast.Name | ast.Attribute | ast.Call):
@@ -246,7 +246,7 @@ def _jump(node: ast.AST, text: Text) -> Iterator[Change]:
 
 
 def _missing(node: ast.AST, text: Text) -> Iterator[Change]:
-    """A statement, a guard or an else that somebody forgot."""
+    """A missing statement, guard or else."""
     for body in _bodies(node):
         for statement in body:
             if isinstance(statement, _REMOVABLE) and not _is_docstring(statement):
@@ -266,7 +266,7 @@ def _removed(statement: ast.stmt, body: Sequence[ast.stmt], text: Text) -> Itera
     if isinstance(statement, ast.Assign) and not isinstance(
         statement.targets[0], ast.Attribute | ast.Subscript
     ):
-        return  # a name that is not there is a bug that a linter finds
+        return  # linters detect an undefined name
     lines = text.whole_lines(statement)
     if len(body) == 1:
         yield text.instead(statement, "pass")
@@ -329,7 +329,7 @@ KINDS: Final[dict[str, Callable[[ast.AST, Text], Iterator[Change]]]] = {
     "jump": _jump,
     "missing": _missing,
 }
-"""Name -> what it would change at a node."""
+"""Name -> function that yields the changes at a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +341,7 @@ class Mutation:
     function: str
     """Its qualified name: ``Class.method``, ``outer.inner``."""
     function_line: int
-    """The line where its code begins, decorators included, as ``co_firstlineno`` has it."""
+    """The first line of its code, including decorators, as in ``co_firstlineno``."""
     line: int
     start: int
     """The characters ``start:end`` of the source become ``new``."""
@@ -360,10 +360,10 @@ class _Function:
 
 
 def mutations(source: str) -> tuple[Mutation, ...]:
-    """Return every change that may give another program, in the order of the source.
+    """Return every change that can give another program, in the order of the source.
 
     Raises:
-        SyntaxError: The source is no Python.
+        SyntaxError: If the source is not Python.
     """
     tree = ast.parse(source)
     text = Text(source)
@@ -387,7 +387,7 @@ def mutated(source: str, chosen: Iterable[Mutation]) -> str:
 
 
 def is_another_program(source: str, other: str) -> bool:
-    """Tell whether ``other`` is Python, and not the same program as ``source``."""
+    """Return whether ``other`` is Python, and a different program from ``source``."""
     try:
         return ast.dump(ast.parse(other)) != ast.dump(ast.parse(source))
     except (SyntaxError, ValueError):
@@ -415,7 +415,7 @@ def _changes(function: _Function, text: Text) -> Iterator[tuple[str, Change]]:
 def _nodes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
     """Yield a function's own nodes: none of inner functions, annotations, docstrings, f-strings.
 
-    Before Python 3.12 the places of what is in an f-string are not those of the source.
+    Before Python 3.12 the positions inside an f-string are not those of the source.
     """
     waiting: list[ast.AST] = [*function.args.defaults, *filter(None, function.args.kw_defaults)]
     waiting += _without_docstring(function.body)

@@ -1,9 +1,9 @@
-"""Packages to make tasks of: fetched by pip, or lying in a folder, an sdist or a wheel.
+"""Packages to make tasks from: fetched by pip, or from a folder, an sdist or a wheel.
 
-Takes: what a person named. Gives: :class:`Package`, its tree unpacked and what it needs installed
-in a folder of its own. Never: installs anything into the present environment.
+Takes: a name or path. Gives: :class:`Package` with its tree unpacked and its requirements installed
+in a separate folder. Never: installs anything into the current environment.
 
-pip runs a package's build to find out what it needs: fetch only what you would install.
+pip runs a package's build to find its requirements: fetch only packages that you would install.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _METADATA: Final = ("PKG-INFO", "METADATA")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package, unpacked."""
+    """An unpacked package."""
 
     name: str
     version: str
@@ -50,14 +50,14 @@ class Package:
 
 
 def fetch(named: str, folder: Path) -> Path:
-    """Return the folder, sdist or wheel that a person named; pip fetches what is no path.
+    """Return the given folder, sdist or wheel; pip fetches it if it is not a path.
 
     Args:
-        named: A path, or what pip understands: ``toolz``, ``toolz==1.0.0``.
-        folder: Where to put what is fetched.
+        named: A path, or a pip requirement: ``toolz``, ``toolz==1.0.0``.
+        folder: The folder for downloads.
 
     Raises:
-        UserError: There is no such thing, or no sdist of it.
+        UserError: If it does not exist, or has no sdist.
     """
     path = Path(named).expanduser()
     if path.exists():
@@ -79,10 +79,10 @@ def fetch(named: str, folder: Path) -> Path:
 
 
 def unpack(source: Path, folder: Path) -> Package:
-    """Return the package in a folder, sdist or wheel, its tree copied below ``folder``.
+    """Return the package in a folder, sdist or wheel, with its tree copied below ``folder``.
 
     Raises:
-        UserError: It is none of these, or it has no name and version.
+        UserError: If it is none of these, or has no name and version.
     """
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -96,19 +96,19 @@ def unpack(source: Path, folder: Path) -> Package:
 def install(
     source: Path, package: Package, site: Path, *, requires: Sequence[str] = (), notes: list[str]
 ) -> None:
-    """Install pytest and what a package and its tests need into ``site``, but not the package.
+    """Install pytest and the requirements of a package and its tests into ``site``.
 
-    Only its metadata is there, for programs that ask for their version.
+    The package itself is not installed, only its metadata, for programs that read their version.
 
     Args:
         source: The folder, sdist or wheel.
         package: The same, unpacked.
         site: The folder; emptied first.
-        requires: Further requirements.
-        notes: Takes what a person should know.
+        requires: Additional requirements.
+        notes: Receives notes for the user.
 
     Raises:
-        UserError: pip could not install them.
+        UserError: If pip could not install them.
     """
     wanted, extras = test_requirements(package.root)
     told = source.resolve()
@@ -119,7 +119,7 @@ def install(
     except UserError as error:
         if not extras and not wanted:
             raise
-        notes.append(f"what its tests need could not be installed, going on without: {error}")
+        notes.append(f"test requirements could not be installed and are left out: {error}")
         install_into(site, [str(told), *requires], what=what)
     _keep_only_metadata(site, package.name)
 
@@ -129,13 +129,13 @@ def install_into(site: Path, requirements: Iterable[str], *, what: str) -> None:
     shutil.rmtree(site, ignore_errors=True)
     site.parent.mkdir(parents=True, exist_ok=True)
     pip("install", "--target", str(site), "--", "pytest", *requirements, what=what)
-    # Boxes are somebody else's: what they bind has to be readable by all.
+    # Sandboxes can run as another user, so all users must be able to read their bind mounts.
     for path in (site, *site.rglob("*")):
         path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
 
 
 def test_requirements(root: Path) -> tuple[list[str], list[str]]:
-    """Return what a project's tests need: requirements of its test groups, and its test extras."""
+    """Return the test requirements of a project: those of its test groups, and its test extras."""
     project, groups = _pyproject(root)
     extras: list[str] = []
     for metadata in (root / name for name in _METADATA):
@@ -156,7 +156,7 @@ test_requirements.__test__ = False  # type: ignore[attr-defined]  # pytest would
 
 
 def project_requirements(root: Path) -> list[str]:
-    """Return what a project and its tests need, as its pyproject.toml says."""
+    """Return the requirements of a project and its tests, from its pyproject.toml."""
     project, _ = _pyproject(root)
     wanted, extras = test_requirements(root)
     optional = project.get("optional-dependencies")
@@ -172,7 +172,7 @@ def pip(*arguments: str, what: str) -> None:
     """Run pip quietly.
 
     Raises:
-        UserError: It failed; begins with ``what``, and ends with what pip said.
+        UserError: If it failed; the message starts with ``what`` and ends with pip's output.
     """
     command = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
     done = subprocess.run((*command, *arguments), capture_output=True, text=True, check=False)
@@ -201,7 +201,7 @@ def _unpacked(source: Path, folder: Path) -> Path:
         with tarfile.open(source) as tar:
             tar.extractall(folder, filter="data")
     else:
-        raise UserError(f"{source}: is no folder, sdist (.tar.gz, .zip) or wheel (.whl)")
+        raise UserError(f"{source}: is not a folder, sdist (.tar.gz, .zip) or wheel (.whl)")
     inside = list(folder.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
@@ -218,7 +218,7 @@ def _name_and_version(root: Path, source: Path) -> tuple[str, str]:
     if isinstance(project.get("name"), str):
         return str(project["name"]), str(project.get("version") or "0")
     raise UserError(
-        f"{source}: has no name: neither a PKG-INFO or METADATA nor a pyproject.toml that gives one"
+        f"{source}: has no name: there is no PKG-INFO, METADATA or pyproject.toml with a name"
     )
 
 
@@ -239,7 +239,7 @@ def _pyproject(root: Path) -> tuple[Mapping[str, object], Mapping[str, object]]:
 
 
 def _keep_only_metadata(site: Path, name: str) -> None:
-    """Remove an installed package's modules, lest tests import them instead of the tree's."""
+    """Remove an installed package's modules, so that tests import those of the tree."""
     for found in distributions(path=[str(site)]):
         if canonicalize_name(found.metadata["Name"]) == name:
             _remove_modules(site, found)

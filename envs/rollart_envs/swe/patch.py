@@ -1,11 +1,11 @@
-"""Patches: reading which files they touch, applying them, taking the agent's out of a repository.
+"""Read patches, apply them, and extract the agent's patch from a repository.
 
-Takes: unified diffs, and anything with a sandbox's ``exec`` and ``write_file``. Gives: commands and
-what came of them. Never: starts a process itself, or writes outside the box.
+Takes: unified diffs, and an object with a sandbox's ``exec`` and ``write_file``. Gives: commands
+and their results. Never: starts a process itself, or writes outside the sandbox.
 
-A model's patch is applied as the SWE-bench harness does: three commands, each less particular than
-the one before, on the tree as the one before left it. So the last one may take a patch that is
-there already for its own reverse, and undo it; a patch that git applies never gets that far.
+A model's patch is applied as in the SWE-bench harness: three commands, each less strict than the
+one before, on the tree that the one before left. So the last one can treat a patch that is already
+applied as its own reverse, and undo it. A patch that git applies never gets that far.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Protocol
 from rollart_core.contracts.sandbox import ExecResult
 
 MAX_PATCH_BYTES = 16 << 20
-"""Most that is asked for; the box's own limit (``output_bytes``) may be lower."""
+"""Requested maximum; the sandbox's own limit (``output_bytes``) can be lower."""
 
 APPLIERS: tuple[tuple[str, ...], ...] = (
     ("git", "apply", "--verbose"),
@@ -35,9 +35,9 @@ RUNNER_FILES = frozenset(
         *("unittest.cfg", ".coveragerc", "pyvenv.cfg", "python._pth"),
     )
 )
-"""Files by which a patch could steer the test runner instead of mending the code."""
+"""Files by which a patch could control the test runner instead of fixing the code."""
 
-# The agent may have set anything in the repository's config: what would change a diff is set back.
+# The agent can change the repository's config: settings that would change a diff are overridden.
 _GIT = ("git", "-c", "core.fileMode=false", "-c", "core.fsmonitor=false", "-c")
 _GIT_READ = (*_GIT, "core.hooksPath=/dev/null", "-c", "core.quotePath=true", "-c", "diff.noprefix=")
 _DIFF = ("diff", "--cached", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames")
@@ -63,7 +63,7 @@ class Box(Protocol):
 
 
 class PatchError(ValueError):
-    """A patch that cannot be taken from a repository, or not be put into one."""
+    """A patch that cannot be extracted from a repository, or not be applied to one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +71,27 @@ class FileChange:
     """One file's part of a patch."""
 
     old: str | None
-    """Its path before; None when the patch makes the file."""
+    """Its path before; None if the patch creates the file."""
     new: str | None
-    """Its path after; None when the patch removes the file."""
+    """Its path after; None if the patch removes the file."""
     text: str
     is_binary: bool = False
     is_repository: bool = False
-    """It names a commit of a repository within this one, and holds no content."""
+    """It names a commit of a nested repository, and has no content."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths it touches, without repeats."""
+        """The paths it changes, without repeats."""
         return tuple(dict.fromkeys(path for path in (self.old, self.new) if path is not None))
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What came of applying a patch."""
+    """The result of applying a patch."""
 
     ok: bool
     how: str
-    """The command that did it; ``empty`` when there was nothing to do; "" when none did."""
+    """The command that worked; ``empty`` if there was nothing to do; "" if none worked."""
     log: str = ""
 
 
@@ -102,24 +102,24 @@ def file_changes(patch: str) -> tuple[FileChange, ...]:
 
 
 def touched_files(patch: str) -> tuple[str, ...]:
-    """Return every path a patch touches, in its order."""
+    """Return every path that a patch changes, in its order."""
     return tuple(dict.fromkeys(path for change in file_changes(patch) for path in change.paths))
 
 
 def without_files(patch: str, leave_out: Callable[[str], bool]) -> str:
-    """Return a patch without the files for which ``leave_out(path)`` holds.
+    """Return a patch without the files for which ``leave_out(path)`` is true.
 
-    It is meant for patches that git made (:func:`extract_patch`): in others, ``patch`` may find
-    files in forms that are not read here, such as context diffs.
+    Use it for patches that git made (:func:`extract_patch`): in others, ``patch`` can find files in
+    formats that are not read here, such as context diffs.
     """
     kept = (c for c in file_changes(patch) if not any(leave_out(path) for path in c.paths))
     return "".join(change.text for change in kept)
 
 
 def steers_the_runner(path: str) -> bool:
-    """Tell whether a file configures or is imported by a test runner on its own.
+    """Return whether a test runner reads or imports a file on its own.
 
-    No gold patch of SWE-bench Lite touches such a file; its test patches may.
+    No gold patch of SWE-bench Lite changes such a file; its test patches can.
     """
     parts = PurePosixPath(path).parts
     return (
@@ -133,14 +133,14 @@ def steers_the_runner(path: str) -> bool:
 async def apply_patch(
     box: Box, patch: str, *, repo_dir: str, patch_path: str, timeout_s: float = 60.0
 ) -> Applied:
-    """Apply a patch with the first command that takes it.
+    """Apply a patch with the first command that accepts it.
 
     Args:
-        box: Where the repository lies.
-        patch: A unified diff; an empty one is applied by doing nothing.
-        repo_dir: The repository's folder in the box.
-        patch_path: Where to write the patch in the box; outside the repository.
-        timeout_s: For each command.
+        box: The sandbox with the repository.
+        patch: A unified diff; an empty one does nothing.
+        repo_dir: The repository's folder in the sandbox.
+        patch_path: Where to write the patch in the sandbox; outside the repository.
+        timeout_s: Timeout of each command.
     """
     if not patch.strip():
         return Applied(True, "empty")
@@ -160,20 +160,20 @@ async def apply_patch(
 async def extract_patch(
     box: Box, *, repo_dir: str, base: str, index_path: str, timeout_s: float = 60.0
 ) -> str:
-    """Return what changed in a repository since ``base``: new files too, binary ones not.
+    """Return the changes in a repository since ``base``, with new files but without binary ones.
 
-    The repository's own index is left alone. What it ignores stays out, and so does a repository
-    that the agent made within it.
+    The repository's own index is not changed. Ignored files are left out, and so is a repository
+    that the agent created inside it.
 
     Args:
-        box: Where the repository lies.
-        repo_dir: The repository's folder in the box.
+        box: The sandbox with the repository.
+        repo_dir: The repository's folder in the sandbox.
         base: The commit to compare with.
-        index_path: Where git may write an index of ours; outside the repository.
-        timeout_s: For each command.
+        index_path: Where git can write a separate index; outside the repository.
+        timeout_s: Timeout of each command.
 
     Raises:
-        PatchError: git failed, or the difference is larger than the box gives back.
+        PatchError: If git failed, or the difference is larger than the sandbox's output limit.
     """
     result = ExecResult(0, b"", b"")
     for command in extract_commands(base):
@@ -203,9 +203,9 @@ def extract_commands(base: str) -> tuple[tuple[str, ...], ...]:
 
 
 def restore_commands(test_patch: str, base: str) -> tuple[tuple[str, ...], ...]:
-    """Return the commands that bring a test patch's files back to ``base``.
+    """Return the commands that restore a test patch's files to ``base``.
 
-    Files that the test patch makes are removed, lest the agent's own stand in their place.
+    Files that the test patch creates are removed, so that the agent's files do not replace them.
     """
     changes = file_changes(test_patch)
     old = dict.fromkeys(change.old for change in changes if change.old is not None)
@@ -219,7 +219,7 @@ def restore_commands(test_patch: str, base: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _file_texts(patch: str) -> list[str]:
-    """Cut a patch where a file begins: at ``diff --git``, or at ``---`` before ``+++``."""
+    """Split a patch where a file begins: at ``diff --git``, or at ``---`` before ``+++``."""
     lines = _lines(patch)
     starts, old_left, new_left, has_head = [], 0, 0, False
     for number, line in enumerate(lines):
@@ -265,7 +265,7 @@ def _file_change(text: str) -> FileChange:
 
 
 def _named(head: str, prefix: str, strip: int = 1) -> str | None:
-    """Return the path on the line with a prefix, less ``strip`` leading folders (``a/``)."""
+    """Return the path on the line with a prefix, without ``strip`` leading folders (``a/``)."""
     found = re.search(rf"^{re.escape(prefix)}(.*)$", head, re.MULTILINE)
     path = _unquoted(found[1].split("\t")[0].rstrip("\r")) if found else "/dev/null"
     if path == "/dev/null":
@@ -274,7 +274,7 @@ def _named(head: str, prefix: str, strip: int = 1) -> str | None:
 
 
 def _git_path(head: str) -> str | None:
-    """Return the one path of ``diff --git a/PATH b/PATH``, which may hold spaces."""
+    """Return the one path of ``diff --git a/PATH b/PATH``, which can contain spaces."""
     line = head.split("\n", 1)[0].removeprefix("diff --git ").rstrip("\r")
     if line.startswith('"'):
         return _unquoted(line[: line.index('" ') + 1])[2:] if '" ' in line else None
@@ -284,7 +284,7 @@ def _git_path(head: str) -> str | None:
 
 
 def _unquoted(path: str) -> str:
-    """Return a path as it is; git writes unusual ones in quotes, with octal escapes."""
+    """Return an unquoted path; git writes unusual ones in quotes, with octal escapes."""
     if not (path.startswith('"') and path.endswith('"') and len(path) > 1):
         return path
     raw = path[1:-1].encode("utf-8", "surrogateescape").decode("latin-1")

@@ -1,10 +1,9 @@
-"""Runs pytest and writes all that is to be known of each test: a single file for Python from 3.8.
+"""Run pytest and record details of each test: a single file for Python 3.8 or newer.
 
-Takes: one JSON line on stdin, ``{"path": ..., "calls": true}``, and pytest's own arguments. Gives:
-a file of JSON lines at ``path``: each test's status, what it tried when it failed and how that
-ended, and with ``calls`` which functions below the present folder it called; the last one holds
-pytest's exit code. Never: proves
-anything. It is for code that nobody has tampered with; grading uses ``report_plugin``.
+Takes: one JSON line on stdin, ``{"path": ..., "calls": true}``, and pytest's arguments. Gives: a
+file of JSON lines at ``path``: each test's status, what it tried when it failed and the error, and
+with ``calls`` the functions below the current folder that it called. The last line has pytest's
+exit code. Never: proves anything. It is for trusted code only; grading uses ``report_plugin``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TRIED = 3
 
 
 class Probe:
-    """Follows pytest's tests and writes a line for each."""
+    """Observes pytest's tests and writes a line for each."""
 
     def __init__(self, path: str, calls: bool) -> None:
         self._file = open(path, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
@@ -35,7 +34,7 @@ class Probe:
         self._record: dict[str, Any] = {}
 
     def pytest_configure(self, config: Any) -> None:
-        """Keep the config, which knows how pytest prints ids."""
+        """Store the config, which has pytest's format of ids."""
         self._config = config
 
     def pytest_collectreport(self, report: Any) -> None:
@@ -52,7 +51,7 @@ class Probe:
             sys.setprofile(self._called)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Write what became of a test."""
+        """Write the result of a test."""
         if self._calls:
             sys.setprofile(None)
             codes = [c for c in self._seen.values() if c.co_filename.startswith(self._root)]
@@ -62,7 +61,7 @@ class Probe:
         self._write(self._record)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Take the report of a test's setup, call or teardown."""
+        """Record the report of a test's setup, call or teardown."""
         status = status_of(report)
         if status is not None:
             self._record["status"] = status
@@ -70,13 +69,13 @@ class Probe:
             self._record["message"] = crash_of(report)[:MESSAGE_CHARS]
 
     def pytest_runtest_setup(self, item: Any) -> None:
-        """Keep what a test says of itself."""
+        """Store the docstring of a test."""
         doc = getattr(getattr(item, "obj", None), "__doc__", None)
         if isinstance(doc, str):
             self._record["doc"] = doc[:DOC_CHARS]
 
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
-        """Keep what a test tried when it failed."""
+        """Store what a test tried when it failed."""
         path = str(getattr(node, "path", None) or getattr(node, "fspath", ""))
         with contextlib.suppress(SyntaxError, OSError, ValueError, AttributeError, RecursionError):
             self._record.setdefault("tried", tried(call.excinfo.tb, path))
@@ -99,7 +98,7 @@ class Probe:
 
 
 def tried(trace: Any, path: str) -> list[str]:
-    """Return what a test expected where it failed, its plain values filled in."""
+    """Return what a test expected where it failed, with plain values filled in."""
     found = None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == path:
@@ -117,12 +116,12 @@ def tried(trace: Any, path: str) -> list[str]:
 
 
 def short(texts: Any) -> list[str]:
-    """Return the first few texts that are no longer than a person reads."""
+    """Return the first few texts that are short enough to read."""
     return [text for text in dict.fromkeys(texts) if len(text) <= 3 * VALUE_CHARS][:TRIED]
 
 
 def covers(node: Any, line: int) -> bool:
-    """Tell whether a statement stands on a line, and is no definition."""
+    """Return whether a statement covers a line and is not a definition."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.If, ast.Try)
     return not isinstance(node, kinds) and node.lineno <= line <= node.end_lineno
 
@@ -155,18 +154,18 @@ def raised(node: Any) -> Iterator[str]:
 
 
 def calls(node: Any) -> bool:
-    """Tell whether an expression calls anything."""
+    """Return whether an expression calls anything."""
     return any(isinstance(inner, ast.Call) for inner in ast.walk(node))
 
 
 class Filler(ast.NodeTransformer):
-    """Puts the plain values of local names in their places."""
+    """Replaces local names by their plain values."""
 
     def __init__(self, values: Any) -> None:
         self._values = values
 
     def visit_Name(self, node: Any) -> Any:
-        """Return a name's value where it is plain and short."""
+        """Return a name's value if it is plain and short."""
         value = self._values.get(node.id)
         is_read = isinstance(node.ctx, ast.Load) and node.id in self._values
         if not is_read or not is_plain(value):
@@ -175,14 +174,14 @@ class Filler(ast.NodeTransformer):
         return ast.parse(text, mode="eval").body if len(text) <= VALUE_CHARS else node
 
     def _left(self, node: Any) -> Any:
-        """Leave alone what has names of its own."""
+        """Do not change nodes with names of their own."""
         return node
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_Lambda = _left
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether a value is what its repr says."""
+    """Return whether a value equals its repr."""
     if type(value) in (list, tuple):
         return all(is_plain(item) for item in value)
     if type(value) is dict:
@@ -191,20 +190,20 @@ def is_plain(value: Any) -> bool:
 
 
 def crash_of(report: Any) -> str:
-    """Return the error's class and message, with pytest's account of an assertion."""
+    """Return the error's class and message, with pytest's explanation of an assertion."""
     crash = getattr(report.longrepr, "reprcrash", None)
     return str(crash.message) if crash is not None else last_error(str(report.longrepr))
 
 
 def last_error(text: str) -> str:
-    """Return the last line of pytest's own account of an error (``E   ...``)."""
+    """Return the last line of pytest's explanation of an error (``E   ...``)."""
     lines = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
     plain = text.strip().splitlines() or [""]
     return (lines or plain)[-1][:MESSAGE_CHARS]
 
 
 def status_of(report: Any) -> str | None:
-    """Return the status that one phase of a test gives it; None when it changes nothing."""
+    """Return the status from one phase of a test; None if the phase does not change it."""
     if report.when != "call":
         if report.failed:
             return "ERROR"

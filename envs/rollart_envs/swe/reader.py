@@ -1,10 +1,10 @@
-"""Files of task rows: JSON lines or Parquet, each bad row named.
+"""Read files of task rows, JSON lines or Parquet, and report each bad row.
 
-Takes: a path, and what makes a task of a row. Gives: :class:`Rows`, the good tasks and the bad
-rows. Never: drops a row in silence, or gives two tasks with one id.
+Takes: a path, and a function that makes a task from a row. Gives: :class:`Rows`, the good tasks and
+the bad rows. Never: drops a row silently, or gives two tasks with one id.
 
-By default a bad row stops the reading of nothing: it is listed in ``Rows.bad``, and whoever reads
-shows it. With ``strict=True`` the first bad row raises. A file without any good row always raises.
+By default reading continues after a bad row: it is listed in ``Rows.bad`` for the caller. With
+``strict=True`` the first bad row raises. A file without a good row always raises.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Row: TypeAlias = Mapping[str, object]
 
 
 class TaskFileError(UserError, ValueError):
-    """A task file that cannot be read; says which file, which row and which field."""
+    """A task file that cannot be read; the message has the file, the row and the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that is no task."""
+    """A row that is not a task."""
 
     path: Path
     row: int
-    """Counted from 1; in JSON lines this is the line."""
+    """Counted from 1; in JSON lines this is the line number."""
     name: str
     """The id of the task, if the row has one."""
     problem: str
@@ -45,7 +45,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Rows(Generic[T]):
-    """What a file held."""
+    """The content of a file."""
 
     tasks: tuple[T, ...]
     bad: tuple[BadRow, ...] = ()
@@ -55,7 +55,7 @@ def read_repair_tasks(path: Path, *, strict: bool = False) -> Rows[RepairTask]:
     """Read tasks in SWE-bench's format from ``.jsonl`` or ``.parquet``.
 
     Raises:
-        TaskFileError: The file cannot be read or holds no task, or with ``strict`` a row is bad.
+        TaskFileError: If the file cannot be read or has no task, or with ``strict`` a row is bad.
     """
     return _read(path, repair_task, "instance_id", strict)
 
@@ -64,7 +64,7 @@ def read_function_tasks(path: Path, *, strict: bool = False) -> Rows[FunctionTas
     """Read tasks in HumanEvalPack's format from ``.jsonl`` or ``.parquet``.
 
     Raises:
-        TaskFileError: The file cannot be read or holds no task, or with ``strict`` a row is bad.
+        TaskFileError: If the file cannot be read or has no task, or with ``strict`` a row is bad.
     """
     return _read(path, function_task, "task_id", strict)
 
@@ -73,7 +73,7 @@ def holds_functions(path: Path) -> bool:
     """Return whether a file is in HumanEvalPack's format, by its first row.
 
     Raises:
-        TaskFileError: The file cannot be read.
+        TaskFileError: If the file cannot be read.
     """
     first = next((row for _, row in read_rows(path) if not isinstance(row, RowError)), {})
     return "entry_point" in first
@@ -101,10 +101,10 @@ def _read(path: Path, make: Callable[[Row], T], id_field: str, strict: bool) -> 
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
-    """Yield the number of each row, from 1, and the row or what is wrong with it.
+    """Yield the number of each row, from 1, and the row or its problem.
 
     Raises:
-        TaskFileError: The file cannot be read.
+        TaskFileError: If the file cannot be read.
     """
     kinds = {".jsonl": _json_rows, ".parquet": _parquet_rows}
     if not path.exists():

@@ -1,8 +1,8 @@
-"""``swe/Repair-v1``: an issue of a repository, mended with a shell and an editor in a box.
+"""``swe/Repair-v1``: fix an issue of a repository with a shell and an editor in a sandbox.
 
-Takes: answers with one fenced action each: a command, an edit, or ``submit``. Gives: what came of
-it, and at the end the grade of the difference, judged in another box. Never: has the tests to come
-or the repository's history in the agent's box.
+Takes: answers with one fenced action each: a command, an edit, or ``submit``. Gives: its result,
+and at the end the grade of the changes, judged in another sandbox. Never: has the hidden tests or
+the repository's history in the agent's sandbox.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _COMMAND_BYTES: Final = 1 << 20
 
 
 class RepairEnv(SandboxEnv):
-    """Mend a repository; see :class:`rollart_envs.swe.config.RepairConfig` for the options."""
+    """Fix a repository; see :class:`rollart_envs.swe.config.RepairConfig` for the options."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium declares it so)
 
@@ -58,10 +58,10 @@ class RepairEnv(SandboxEnv):
 
     @property
     def task(self) -> RepairTask:
-        """The present task.
+        """The current task.
 
         Raises:
-            ResetNeeded: There is none yet.
+            ResetNeeded: If there is none yet.
         """
         return self._present.task
 
@@ -72,14 +72,14 @@ class RepairEnv(SandboxEnv):
         return self._episode
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks ``split`` has."""
+        """Return the number of tasks of ``split``."""
         return len(self._book.ids(split))
 
     async def begin(self, seed: int | None, options: dict[str, Any]) -> Reset:
-        """Begin an episode: the repository at its base commit, in a box of its own."""
+        """Start an episode: the repository at its base commit, in its own sandbox."""
         task = self._book.choose(options, self.np_random)
         self._episode = None
-        run_of(task)  # a row that does not say how its tests run is told now, not at the end
+        run_of(task)  # fail now, not at the end, if the row does not define how its tests run
         tree = await asyncio.to_thread(base_tree, task, self._repos_dir)
         needs = needs_of(task, beside=self._file.parent, python=self.config.python)
         box = await self.open_sandbox(**sandbox_options(self._boxes, task, needs))
@@ -88,7 +88,7 @@ class RepairEnv(SandboxEnv):
         return _prompt(task, workspace), self._info(None)
 
     async def act(self, action: str) -> Step:
-        """Do one action; ``submit``, or the last turn, ends the episode with a grade."""
+        """Carry out one action; ``submit``, or the last turn, ends the episode with a grade."""
         if not isinstance(action, str):
             raise TypeError(f"an answer is a str, not {action!r:.80}")
         episode = self._present
@@ -114,11 +114,11 @@ class RepairEnv(SandboxEnv):
         return None if episode.is_over else episode.expert[0]
 
     def secrets(self) -> tuple[str, ...]:
-        """Return the gold patch and the tests to come."""
+        """Return the gold patch and the hidden tests."""
         return self.task.secrets()
 
     def corpus(self) -> Iterator[str]:
-        """Yield what is asked in the tasks of ``train``, and what the expert does."""
+        """Yield the prompts of the tasks of ``train``, and the expert's actions."""
         for name in self._book.ids("train"):
             task = self._book.tasks[name]
             yield _prompt(task, Workspace("/work/repo", "", ""))
@@ -130,7 +130,7 @@ class RepairEnv(SandboxEnv):
                 return await self._command(box, action)
             assert isinstance(action, Edit)
             return await self._edit(box, action)
-        except OSError as error:  # what the box refuses, such as a folder that is gone
+        except OSError as error:  # the sandbox refuses it, for example if a folder is gone
             return f"That could not be done: {error.strerror or error}"
 
     async def _command(self, box: Sandbox, action: Bash) -> str:
@@ -180,7 +180,7 @@ class RepairEnv(SandboxEnv):
         await box.write_file(path, text.encode("utf-8", "surrogateescape"), mode=mode)
 
     async def _graded(self, box: Sandbox) -> Report:
-        """Take the difference out of the agent's box, close it, and judge in another one."""
+        """Extract the patch from the agent's sandbox, close it, and judge in another one."""
         episode = self._present
         episode.is_over = True
         workspace = episode.workspace
@@ -223,7 +223,7 @@ class RepairEnv(SandboxEnv):
 
 
 class _Episode:
-    """What an episode knows of itself."""
+    """The state of an episode."""
 
     def __init__(
         self, task: RepairTask, tree: RepositoryTree | None, needs: Needs, workspace: Workspace
@@ -233,10 +233,10 @@ class _Episode:
         self.num_turns = 0
         self.is_over = False
         self.expert = list(expert_actions(task))
-        """What the expert has yet to do."""
+        """The remaining actions of the expert."""
 
     def expert_done(self, action: str) -> None:
-        """Note that an action was done, if it was the expert's next one."""
+        """Record that an action was carried out, if it was the expert's next one."""
         if len(self.expert) > 1 and action == self.expert[0]:
             del self.expert[0]
 

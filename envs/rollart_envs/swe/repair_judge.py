@@ -1,24 +1,24 @@
-"""Judging a patch: the one way in which patches are graded, in a box that nothing else has been in.
+"""Judge a patch in a new sandbox; all patches are graded in this way.
 
-Takes: where boxes come from, a task, its tree at the base commit, a patch. Gives: a
-:class:`Report`. Never: grades in the box the agent worked in, or trusts what a test prints where
-pytest or unittest is the runner.
+Takes: a source of sandboxes, a task, its tree at the base commit, a patch. Gives: a
+:class:`Report`. Never: grades in the agent's sandbox, or trusts the output of a test if pytest or
+unittest is the runner.
 
-    a fresh box -> tree at the base commit, without history
-        <- the patch, less what could steer the runner or stands among the tests
+    a new sandbox -> tree at the base commit, without history
+        <- the patch, without files that could control the runner or are among the tests
         <- test files from the base, then the test patch
-        -> tests, under a reporter that signs what became of each -> Grade
+        -> tests, under a reporter that signs the result of each -> Grade
 
-What a patch must not touch, unless the task's own does: files that a runner reads by itself
-(``conftest.py``, ``pytest.ini``, ``setup.cfg``, ``pyproject.toml``, ...), test files that the task
-names, and what lies in their folders of tests.
+A patch must not change these files, unless the task's own patch does: files that a runner reads on
+its own (``conftest.py``, ``pytest.ini``, ``setup.cfg``, ``pyproject.toml``, ...), test files that
+the task names, and the files in their test folders.
 
-A patch is graded by what it should mend and must not break; a test that did not run, or was
-skipped, does not count as passed. Ids in SWE-bench were read from logs and are cut at their first
-space (``test_x[*arg`` of ``test_x[*arg, **kwargs]``), so that one of them may stand for several
-tests; of these the worst counts, as pytest prints failures last and the harness keeps the last
-line. A few are no tests at all: ``[`` and ``[100%]---`` came from output of pytest in pytest. No
-run can give these: they are left out, and named.
+A patch is graded by the tests that it should fix and those that it must not break. A test that did
+not run, or was skipped, does not count as passed. Ids in SWE-bench were read from logs and are cut
+at their first space (``test_x[*arg`` of ``test_x[*arg, **kwargs]``), so one of them can stand for
+several tests. The worst of these counts, because pytest prints failures last and the harness keeps
+the last line. A few ids are not tests: ``[`` and ``[100%]---`` came from output of pytest in
+pytest. No run can give these: they are left out, and listed.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ from rollart_sandboxes.pool.source import SandboxSource
 
 _STATUSES: tuple[Status, ...] = ("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "XPASS")
 RAN = (0, 1)
-"""pytest's exit codes that mean the tests ran to the end: all passed, or some failed."""
+"""pytest's exit codes if the tests ran to the end: all passed, or some failed."""
 
 
 class ReportError(ValueError):
-    """A report that proves nothing, and why."""
+    """A report that proves nothing; the message has the reason."""
 
 
 def read_report(content: bytes, nonce: str) -> dict[str, Status]:
     """Return the status of each test in a report.
 
     Raises:
-        ReportError: It has no end, pytest did not run to the end, or a line is not the plugin's.
+        ReportError: If it has no end, pytest did not finish, or a line is not the plugin's.
     """
     records = [_record(line, number, nonce) for number, line in enumerate(content.splitlines())]
     if not records or "end" not in records[-1]:
@@ -120,28 +120,28 @@ _SMALL_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a patch did, and how that was found out."""
+    """The grade of a patch, and the details of its run."""
 
     grade: Grade
     statuses: Statuses = field(default_factory=dict)
-    """What became of each test that ran."""
+    """Status of each test that ran."""
     log: str = ""
-    """What the run printed, its middle cut out."""
+    """The output of the run, cut in the middle."""
     wall_s: float = 0.0
-    """Seconds for everything, the box included."""
+    """Seconds in total, including the sandbox's start."""
     why: str = ""
-    """Why nothing was proven; empty when the tests ran."""
+    """Why nothing was proven; empty if the tests ran."""
     left_out: tuple[str, ...] = ()
-    """Paths of the patch that were not applied, for they are not the patch's to change."""
+    """Paths of the patch that were not applied, because it must not change them."""
 
     @classmethod
     def none(cls, task: RepairTask, why: str) -> Report:
-        """Return the report on what needs no run to be worth nothing."""
+        """Return a report with grade none, for a patch that needs no run."""
         return cls(graded(task, {}), why=why)
 
 
 class _NoProof(Exception):
-    """The run proves nothing; says why, and what was printed."""
+    """The run proves nothing; has the reason and the output."""
 
     def __init__(self, why: str, log: str = "") -> None:
         super().__init__(why)
@@ -158,24 +158,24 @@ async def judge_patch(
     timeout_s: float = TIMEOUT_S,
     parity: bool = False,
 ) -> Report:
-    """Grade a patch in a box of its own.
+    """Grade a patch in its own sandbox.
 
     Args:
-        boxes: Where the box comes from.
-        task: What it should mend.
+        boxes: The source of sandboxes.
+        task: The task.
         tree: The repository at the base commit; None: that of the task's image.
-        patch: A unified diff; empty: as the repository stands.
+        patch: A unified diff; empty: the unchanged repository.
         needs: The interpreter and packages of the task (``needs_of``).
-        timeout_s: For the tests.
-        parity: Whether XFAIL passes, as in the SWE-bench harness; else only where the row's
-            ``gold_statuses`` say that the gold patch's run ended so.
+        timeout_s: Timeout of the tests.
+        parity: Whether XFAIL passes, as in the SWE-bench harness; otherwise only if it is in the
+            row's ``gold_statuses``.
 
     Raises:
-        SandboxFailure: The box failed.
-        TaskFailure: The task's own test patch does not apply to its own base.
+        SandboxFailure: If the sandbox failed.
+        TaskFailure: If the task's own test patch does not apply to its own base.
     """
     began = time.monotonic()
-    run_of(task)  # a row that does not say how its tests run costs no box
+    run_of(task)  # fail before a sandbox is started if the row does not define how its tests run
     wanted, left_out = acceptable(task, patch)
     box = await boxes.take(**sandbox_options(boxes, task, needs))
     statuses: Statuses = {}
@@ -213,20 +213,20 @@ def graded(task: RepairTask, statuses: Statuses, *, parity: bool = False) -> Gra
 
 
 def gold_record(task: RepairTask, statuses: Statuses) -> dict[str, Status]:
-    """Return what a row has to record of the statuses of its gold patch."""
+    """Return the statuses of the gold patch that a row must record."""
     tests = (*task.fail_to_pass, *task.pass_to_pass)
     return expected_failures(_named(task, statuses), tests, run_of(task).framework)
 
 
 def _named(task: RepairTask, statuses: Statuses) -> Statuses:
-    """Return statuses under the names that the task's ids may have."""
+    """Return statuses under all names that the task's ids can have."""
     return _both_names(statuses) if run_of(task).runner in ("unittest", "django") else statuses
 
 
 async def _context(
     box: Sandbox, task: RepairTask, workspace: Workspace, patch: str
 ) -> dict[str, object]:
-    """Return what the guard is told: the base of what the patch touches, and which files test."""
+    """Return the guard's input: base versions of the changed files, and the test files."""
     base: dict[str, str] = {}
     for path in touched_files(patch):
         try:
@@ -249,7 +249,7 @@ async def _context(
 
 
 async def _put_in(box: Sandbox, task: RepairTask, workspace: Workspace, patch: str) -> None:
-    """Apply the patch, then bring the tests to what the task says they are."""
+    """Apply the patch, then restore the tests of the task."""
     applied = await _apply(box, workspace, patch, "model")
     if not applied.ok:
         raise _NoProof("the patch does not apply", applied.log)
@@ -272,7 +272,7 @@ async def _put_in(box: Sandbox, task: RepairTask, workspace: Workspace, patch: s
 
 
 async def _apply(box: Sandbox, workspace: Workspace, patch: str, name: str) -> Applied:
-    """Apply a patch, and leave no copy of it to the tested code."""
+    """Apply a patch, and remove its copy so that the tested code cannot read it."""
     path = f"{workspace.scratch}/{name}.patch"
     applied = await apply_patch(box, patch, repo_dir=workspace.repo_dir, patch_path=path)
     removed = await box.exec(("rm", "-f", path), timeout_s=_SMALL_S)
@@ -289,7 +289,7 @@ async def _run(
     context: Mapping[str, object],
     timeout_s: float,
 ) -> tuple[Statuses, str]:
-    """Run the tests; return what became of each, and the log."""
+    """Run the tests; return the status of each, and the log."""
     run = run_of(task)
     if run.is_signed:
         return await _reported(box, run, workspace, needs, context, timeout_s)
@@ -334,9 +334,9 @@ async def _reported(
 
 
 async def _expect_runner(box: Sandbox, run: TestRun, needs: Needs) -> None:
-    """Raise where the box lacks what runs the tests: that is no patch's doing.
+    """Raise an error if the sandbox cannot import the test runner; no patch can cause that.
 
-    Nothing that is imported here can have been written by what ran in the box.
+    Code that ran in the sandbox cannot have changed the modules imported here.
     """
     module = "_pytest.config" if run.runner == "pytest" else "unittest"
     code = f"import sys; sys.path[1:1] = {list(needs.python_path)!r}; import {module}"
@@ -353,7 +353,7 @@ async def _logged(
     command = marked(f"( {run.command}\n) 2>&1", nonce)
     result = await _exec(box, ("bash", "-c", command), workspace, needs, timeout_s)
     log = _said(result)
-    if result.truncated:  # what became of the tests in its middle is lost
+    if result.truncated:  # the results in its middle are lost
         room = len(result.stdout)
         raise _NoProof(f"the log is longer than the {room} bytes that the box gives back", log)
     try:
@@ -388,7 +388,7 @@ async def _exec(
 
 
 def _both_names(statuses: Statuses) -> Statuses:
-    """Return unittest's statuses also under the names that its log gives them."""
+    """Return unittest's statuses also under the names in its log."""
     logged = {}
     for test, status in statuses.items():
         where, _, method = test.rpartition(".")
@@ -418,17 +418,17 @@ Resolution: TypeAlias = Literal["full", "partial", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """How a patch did."""
+    """The grade of a patch."""
 
     resolution: Resolution
     fail_to_pass: float
-    """Share of the tests that had to become good and did, in [0, 1]."""
+    """Share of the failing tests that now pass, in [0, 1]."""
     pass_to_pass: float
-    """Share of the tests that had to stay good and did, in [0, 1]; 1 when there are none."""
+    """Share of the passing tests that still pass, in [0, 1]; 1 if there are none."""
     failed: tuple[str, ...]
-    """Tests that had to pass and did not, as the task names them."""
+    """Ids of the task's tests that had to pass and did not."""
     left_out: tuple[str, ...] = ()
-    """Ids of the task that name no test."""
+    """Ids of the task that are not tests."""
 
     @property
     def reward(self) -> float:
@@ -447,11 +447,11 @@ def grade(
     """Grade a run: full when every test passes, partial when some do and none broke, else none.
 
     Args:
-        statuses: What ran, from a log or a report; nothing when the run gave no proof.
-        fail_to_pass: Ids of tests that have to pass now.
-        pass_to_pass: Ids of tests that have to pass still.
+        statuses: Statuses from a log or a report; empty if the run gave no proof.
+        fail_to_pass: Ids of tests that must pass now.
+        pass_to_pass: Ids of tests that must still pass.
         framework: A key of ``logs.READERS``.
-        gold: What :func:`expected_failures` gave for the gold patch: XFAIL and XPASS count only for
+        gold: Result of :func:`expected_failures` for the gold patch: XFAIL and XPASS count only for
             these tests. None: XFAIL counts and XPASS does not, as in the SWE-bench harness.
     """
     known = _by_task_id(statuses, framework)
@@ -466,12 +466,12 @@ def grade(
 
 
 def cut_id(test: str) -> str:
-    """Return a pytest id as a log's reader keeps it: up to its first space."""
+    """Return a pytest id as a log reader stores it: up to its first space."""
     return test.split(maxsplit=1)[0] if "::" in test else test
 
 
 def _by_task_id(statuses: Statuses, framework: str) -> Statuses:
-    """Return statuses under the whole ids and, for pytest, under those the harness would use."""
+    """Return statuses under the whole ids and, for pytest, under those of the harness."""
     if framework not in ("pytest", "pytest-options", "matplotlib"):
         return statuses
     change = {"pytest-options": short_option, "matplotlib": mouse_number}.get(framework, str)

@@ -1,19 +1,19 @@
-r"""Runs tests in one process and observes them from another: one file for Python from 3.8.
+r"""Run tests in one process and observe them from another: one file for Python 3.8 or newer.
 
-Takes: one JSON line on stdin, with the runner's own arguments behind the program: ``{"nonce": ...,
+Takes: one JSON line on stdin, and the runner's arguments after the program: ``{"nonce": ...,
 "path": ..., "runner": "pytest", "unittest", "django" or "sympy", "packages": [...], "sources":
-[...]}`` (the last two are folders for ``sys.path``), and what :class:`guard.Guard` and ``plugins``
-need. Gives: a file of JSON lines, each numbered and signed with the nonce, the last one with the
-runner's exit code. Never: lets the nonce or the file into the process of the tests, or prints.
+[...]}`` (the last two are folders for ``sys.path``), and the input of :class:`guard.Guard` and
+``plugins``. Gives: a file of JSON lines, each numbered and signed with the nonce; the last one has
+the runner's exit code. Never: exposes the nonce or the file to the tests' process, or prints.
 
     observer (this process)                          tests (its child, forked before the nonce came)
       the nonce, the report  <-- lines with a key --   guard, reporter, runner, the tested code
 
-``guard.py`` lies beside this file. The runner is imported from the packages before the repository
-is on the path. What a test prints is no report. What ends the process early leaves a report without
-an end, and that proves nothing; so does a run in which the guard accuses (``TAMPERED``). The tested
-code shares a process with reporter and guard, so the key can be found in memory by code that none
-of the operations which Python audits gives away (SECURITY.md names the ways).
+``guard.py`` is in the same folder. The runner is imported from the packages before the repository
+is on the path. The output of a test is not a report. If the process ends early, the report has no
+end and proves nothing; the same holds for a run in which the guard accuses (``TAMPERED``). The
+tested code shares a process with reporter and guard, so code that uses no operation audited by
+Python can find the key in memory (SECURITY.md lists the ways).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ import types
 from typing import Any
 
 TAMPERED = 71
-"""The end of a run in which the tests or their runner were steered."""
+"""The end of a run in which the tests or their runner were manipulated."""
 LINE_BYTES = 1 << 16
 
 
 def signed_text(record: dict[str, Any]) -> bytes:
-    """Return what of a record is signed: all but the signature, keys in order."""
+    """Return the signed part of a record: all but the signature, with sorted keys."""
     rest = {key: value for key, value in record.items() if key != "mac"}
     return json.dumps(rest, sort_keys=True).encode()
 
@@ -63,7 +63,7 @@ class Link:
 
 
 def observe(order: dict[str, Any], child: int, order_to: int, lines_from: int) -> int:
-    """Hand the tests their order, follow them to their end, and write the report."""
+    """Send the order to the tests' process, follow it to its end, and write the report."""
     nonce, path = order.pop("nonce"), order.pop("path")
     key = order["key"] = os.urandom(16).hex()
     report = Link(nonce, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -95,7 +95,7 @@ def observe(order: dict[str, Any], child: int, order_to: int, lines_from: int) -
 
 
 def follow(lines_from: int, child: int) -> list[dict[str, Any]]:
-    """Return the records of a child, and last how it ended; what it left running is killed."""
+    """Return the records of a child, then its exit code; its remaining processes are killed."""
     ended: list[int] = []
 
     def wait() -> None:
@@ -125,7 +125,7 @@ def follow(lines_from: int, child: int) -> list[dict[str, Any]]:
 
 
 def parsed(line: bytes) -> dict[str, Any]:
-    """Return a line's record; an empty one, which nobody signed, where it holds none."""
+    """Return a line's record; an empty, unsigned one if it has none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -134,7 +134,7 @@ def parsed(line: bytes) -> dict[str, Any]:
 
 
 def kill_children() -> None:
-    """Kill what the tests left running: it has this process as its parent by now."""
+    """Kill processes that the tests left running; they are now children of this process."""
     for _ in range(100):
         try:
             with open("/proc/self/task/%d/children" % os.getpid()) as file:  # noqa: UP031
@@ -150,7 +150,7 @@ def kill_children() -> None:
 
 
 def seclude() -> None:
-    """Keep other processes of this user out of this one, and become the parent of orphans."""
+    """Block access from other processes of this user, and become the parent of orphans."""
     try:
         libc = ctypes.CDLL(None)
         libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
@@ -163,7 +163,7 @@ def seclude() -> None:
 
 
 class Hooks:
-    """A plugin of pytest's: functions, which keep what they know in closures.
+    """A pytest plugin of functions, which keep their state in closures.
 
     The tested code can find it among pytest's plugins.
     """
@@ -173,7 +173,7 @@ class Hooks:
 
 
 def loader(plugins: list[list[str]]) -> Any:
-    """Return a plugin that registers those of installed packages: no other is loaded by itself."""
+    """Return a plugin that registers those of installed packages; no other is loaded."""
 
     def pytest_addoption(parser: Any, pluginmanager: Any) -> None:
         blocked = {word[3:] for word in sys.argv if word.startswith("no:")}
@@ -186,7 +186,7 @@ def loader(plugins: list[list[str]]) -> Any:
 
 
 def watcher(guard: Any, failed: set[str]) -> Any:
-    """Return a plugin that compares the runner, and sees for itself whether a test fails."""
+    """Return a plugin that compares the runner, and checks itself whether a test fails."""
     import pytest
 
     def pytest_collection_finish(session: Any) -> None:
@@ -210,13 +210,13 @@ def watcher(guard: Any, failed: set[str]) -> Any:
 
 
 def expect_item(guard: Any, item: Any) -> None:
-    """Accuse unless what runs as a test is that of its file."""
+    """Accuse unless the function that runs as a test is that of its file."""
     guard.expect_own(getattr(item, "obj", None))
     guard.expect_run(vars(item).get("runtest"), item.nodeid)
 
 
 def expect_plugins(guard: Any, manager: Any) -> None:
-    """Accuse if a plugin, or a hook, is the patch's."""
+    """Accuse if a plugin, or a hook, is from the patch."""
     for plugin in manager.get_plugins():
         owner = plugin if isinstance(plugin, types.ModuleType) else type(plugin)
         module = sys.modules.get(str(getattr(owner, "__module__", owner.__name__)), owner)
@@ -229,7 +229,7 @@ def expect_plugins(guard: Any, manager: Any) -> None:
 
 
 def reporter(write: Any, guard: Any, failed: set[str]) -> Any:
-    """Return a plugin that writes one record a test."""
+    """Return a plugin that writes one record per test."""
     statuses: dict[str, str] = {}
     configs: list[Any] = []
 
@@ -238,7 +238,7 @@ def reporter(write: Any, guard: Any, failed: set[str]) -> Any:
         return str(relative(nodeid)) if relative is not None else nodeid
 
     def pytest_configure(config: Any) -> None:
-        configs.append(config)  # it knows how pytest prints ids
+        configs.append(config)  # it has pytest's format of ids
 
     def pytest_runtest_logreport(report: Any) -> None:
         status = status_of(report)
@@ -263,7 +263,7 @@ def reporter(write: Any, guard: Any, failed: set[str]) -> Any:
 
 
 def status_of(report: Any) -> str | None:
-    """Return the status that one phase of a test gives it; None when it changes nothing."""
+    """Return the status from one phase of a test; None if the phase does not change it."""
     if report.when != "call":
         if report.failed:
             return "ERROR"
@@ -308,7 +308,7 @@ def run_pytest(write: Any, guard: Any, sources: list[str]) -> int:
 
 
 def installed_plugins() -> list[list[str]]:
-    """Return name and module of the plugins of packages outside the present folder."""
+    """Return name and module of the plugins of packages outside the current folder."""
     from importlib import metadata
 
     root = os.path.realpath(os.getcwd()) + os.sep
@@ -323,9 +323,9 @@ def installed_plugins() -> list[list[str]]:
 
 
 def look_in(folders: list[str]) -> None:
-    """Import from these folders from now on; the present one first, as ``python -m pytest`` has it.
+    """Import from these folders from now on; the current one first, as ``python -m pytest`` does.
 
-    Isolated Pythons have no folder of the program's own at the beginning.
+    Isolated Pythons have no folder of the program at the start of the path.
     """
     isolated = bool(sys.flags.isolated)
     sys.path[: 0 if isolated else 1] = [os.getcwd(), *folders]
@@ -345,7 +345,7 @@ def run_tests(order: dict[str, Any], lines_to: int) -> int:
 
 
 def connected(order: dict[str, Any], lines_to: int) -> Any:
-    """Return a guard, and what writes records; it refuses callers of the patch."""
+    """Return a guard, and a function that writes records; it rejects callers from the patch."""
     link, own, lock = Link(order.pop("key"), lines_to), os.getpid(), threading.RLock()
     main, frame_of = threading.main_thread(), sys._getframe
 
@@ -379,7 +379,7 @@ def connected(order: dict[str, Any], lines_to: int) -> Any:
 
 
 def loaded(path: str) -> Any:
-    """Return the module in a file; no import of its name finds it."""
+    """Return the module in a file; it cannot be imported by name."""
     spec = importlib.util.spec_from_file_location("rollart", path)
     assert spec is not None
     assert spec.loader is not None
@@ -389,7 +389,7 @@ def loaded(path: str) -> Any:
 
 
 def main() -> int:
-    """Fork the tests' process, then read what they must not know."""
+    """Fork the tests' process, then read the order, which the tests must not see."""
     lines_from, lines_to = os.pipe()
     order_from, order_to = os.pipe()
     child = os.fork()

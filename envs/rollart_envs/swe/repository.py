@@ -4,10 +4,10 @@ Takes: a task, and the folder with git mirrors or unpacked packages. Gives: a
 :class:`RepositoryTree`, an archive of files without history. Never: runs a repository's hooks,
 filters or attributes, writes to a mirror, or lets history out: the fix is in it.
 
-A mirror of ``owner/name`` is looked for as ``owner__name``, ``owner/name`` and ``name``, bare or
-not, with or without ``.git``. A folder that is no git repository is taken as it stands. A row may
-hold its files itself (``files``: path -> text), and one that names an ``image`` needs no mirror:
-its repository is in there, at ``/testbed``.
+A mirror of ``owner/name`` is looked up as ``owner__name``, ``owner/name`` and ``name``, bare or
+not, with or without ``.git``. A folder that is not a git repository is used unchanged. A row can
+contain its files (``files``: path -> text), and a row with an ``image`` needs no mirror: its
+repository is in the image, at ``/testbed``.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _ENV: Final = {
     "GIT_OPTIONAL_LOCKS": "0",
 }
 _MTIME: Final = 1_577_836_800
-"""2020-01-01, for every file: zip files cannot hold dates before 1980."""
+"""2020-01-01, for every file: zip files cannot store dates before 1980."""
 _SKIPPED: Final = (".git", "__pycache__")
 _MAX_KEPT: Final = 4
 _exporting = threading.Lock()
 
 
 class TaskFailure(EnvironmentFailure):
-    """A task that cannot be played or judged as it stands; names it. A retry cannot help."""
+    """A task that cannot be played or judged; the message names it. A retry cannot help."""
 
     retryable = False
 
@@ -59,10 +59,10 @@ def base_tree(task: RepairTask, repos_dir: Path | None) -> RepositoryTree | None
     """Return a task's tree at its base commit; it blocks while git runs.
 
     Returns:
-        None where the tree is in the task's image.
+        None if the tree is in the task's image.
 
     Raises:
-        TaskFailure: There is no such repository or commit, or it cannot be read.
+        TaskFailure: If the repository or commit does not exist, or cannot be read.
     """
     files = task.extra.get("files")
     if files is not None:
@@ -71,7 +71,7 @@ def base_tree(task: RepairTask, repos_dir: Path | None) -> RepositoryTree | None
         return None
     folder = find_repository(task, repos_dir)
     try:
-        with _exporting:  # many episodes of one task begin together; one export serves them
+        with _exporting:  # many episodes of one task start together; one export serves them
             if not _is_git(folder):
                 return _of_folder(folder)
             return _of_commit(folder, _commit(task, folder))
@@ -83,7 +83,7 @@ def find_repository(task: RepairTask, repos_dir: Path | None) -> Path:
     """Return the folder of a task's repository.
 
     Raises:
-        TaskFailure: There is none.
+        TaskFailure: If there is none.
     """
     if repos_dir is None:
         raise _failure(task, f"the repository {task.repo!r} is not at hand: give repos_dir")

@@ -1,12 +1,12 @@
-"""How a task's tests are run.
+"""How to run the tests of a task.
 
 Takes: a task. Gives: a :class:`TestRun`. Never: runs it.
 
-``test_command`` of the row says it. Where that calls pytest, ``python -m unittest``, sympy's
-``bin/test`` or django's ``tests/runtests.py`` by itself, or is not there, the tests run under a
-reporter that signs what became of each; any other command runs in a shell, and its log is read by
-the framework's reader (``logs.READERS``). The row's
-``framework`` names that; without it the repository's name does.
+The row's ``test_command`` decides. If it directly calls pytest, ``python -m unittest``, sympy's
+``bin/test`` or django's ``tests/runtests.py``, or is missing, the tests run under a reporter that
+signs the result of each test. Any other command runs in a shell, and the framework's reader
+(``logs.READERS``) reads its log. The row's ``framework`` sets the framework; by default the name of
+the repository does.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ _SHELL: Final = frozenset("|&;<>()$`\\*?[#~%{\n")
 
 @dataclass(frozen=True, slots=True)
 class TestRun:
-    """How tests are run and told."""
+    """How tests are run and reported."""
 
     __test__ = False
 
     framework: str
-    """A key of ``logs.READERS``: how ids are written."""
+    """A key of ``logs.READERS``: the format of ids."""
     runner: Literal["pytest", "unittest", "django", "sympy", "shell"]
     arguments: tuple[str, ...] = ()
-    """Of pytest or unittest."""
+    """Arguments of pytest or unittest."""
     command: str = ""
-    """For a shell."""
+    """The shell command."""
     words: tuple[str, ...] = ()
-    """Of the row's command; those that are files of the repository run its tests."""
+    """Words of the row's command; those that are files of the repository run its tests."""
 
     @property
     def is_signed(self) -> bool:
-        """Whether each result is signed, and the log counts for nothing."""
+        """Whether each result is signed, so that the log is not used."""
         return self.runner != "shell"
 
 
 def test_run(task: RepairTask) -> TestRun:
-    """Return how a task's tests are run.
+    """Return how to run a task's tests.
 
     Raises:
-        RowError: It cannot be told from the row.
+        RowError: If the row does not determine it.
     """
     named = task.extra.get("framework")
     framework = str(named) if named else framework_of(task.repo)
     if framework not in READERS:
-        raise RowError("framework", f"is {framework!r}; there are {', '.join(READERS)}")
+        raise RowError("framework", f"is {framework!r}; use one of {', '.join(READERS)}")
     files = test_files(task)
     if task.test_command is None:
         if framework == "sympy":
-            raise RowError("test_command", "is missing; sympy's tests are run by one of its own")
+            raise RowError("test_command", "is missing; sympy's tests need a command of their own")
         return _signed(framework, (), files)
     words = _words(task.test_command)
     for start in (("pytest",), *((python, "-m", "pytest") for python in _PYTHONS)):
@@ -78,11 +78,11 @@ def test_run(task: RepairTask) -> TestRun:
     return TestRun(framework, "shell", command=task.test_command, words=words)
 
 
-test_run.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+test_run.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it as a test
 
 
 def test_files(task: RepairTask) -> tuple[str, ...]:
-    """Return the files with a task's tests: those its test patch leaves, and those ids name."""
+    """Return the files with a task's tests: those of its test patch, and those in its ids."""
     changed = (change.new for change in file_changes(task.test_patch))
     patched = [path for path in changed if path is not None and _holds_tests(path)]
     return tuple(dict.fromkeys((*patched, *named_files(task))))
@@ -92,13 +92,13 @@ test_files.__test__ = False  # type: ignore[attr-defined]
 
 
 def named_files(task: RepairTask) -> tuple[str, ...]:
-    """Return the files that pytest's ids name."""
+    """Return the files in pytest's ids."""
     ids = (*task.fail_to_pass, *task.pass_to_pass)
     return tuple(dict.fromkeys(test.split("::")[0] for test in ids if "::" in test))
 
 
 def _signed(framework: str, words: tuple[str, ...], files: tuple[str, ...]) -> TestRun:
-    """Run the files where the words name none."""
+    """Return a signed run; it runs the given files if the words name none."""
     if framework == "unittest":
         names = [word for word in words if not word.startswith("-")]
         return TestRun(framework, "unittest", tuple(names or map(_module, files)))
@@ -107,13 +107,13 @@ def _signed(framework: str, words: tuple[str, ...], files: tuple[str, ...]) -> T
 
 
 def _words(command: str) -> tuple[str, ...]:
-    """Return a command's words; none where only a shell understands it."""
+    """Return a command's words; empty if the command needs a shell."""
     if _SHELL & set(command):
         return ()
     try:
         return tuple(shlex.split(command))
     except ValueError as error:
-        raise RowError("test_command", f"is {command[:60]!r}, no command: {error}") from None
+        raise RowError("test_command", f"is {command[:60]!r}, not a command: {error}") from None
 
 
 def _holds_tests(path: str) -> bool:

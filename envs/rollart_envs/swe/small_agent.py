@@ -1,10 +1,10 @@
-"""The smallest agent there is: a single file for any Python from 3.8, run in a box.
+"""A minimal agent: a single file for Python 3.8 or newer, run in a sandbox.
 
-Takes: the endpoint from its environment, and what to do as its argument. Gives: the source that the
-model answers with, in ``solution.py``. Never: needs a package, or asks more than it is allowed to.
+Takes: the endpoint from its environment, and the task as its argument. Gives: the source that the
+model answers with, in ``solution.py``. Never: needs a package, or makes more requests than
+``NUM_TRIES``.
 
-It tries the code once by loading it; what goes wrong is told to the model, as often as there are
-tries.
+It runs each answer once. If that fails, it sends the error to the model and tries again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FENCED = re.compile(r"^```[\w+-]*[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTI
 
 
 def ask(messages: list[dict[str, str]]) -> str:
-    """Return what the model answers."""
+    """Return the model's answer."""
     body = {"model": os.environ["OPENAI_MODEL"], "messages": messages}
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
@@ -36,7 +36,7 @@ def ask(messages: list[dict[str, str]]) -> str:
 
 
 def main() -> None:
-    """Ask until the answer loads."""
+    """Ask until the answer runs without an error."""
     with open("solution.py", encoding="utf-8") as file:
         buggy = file.read()
     ending = "Answer with the whole file in one ```python block."

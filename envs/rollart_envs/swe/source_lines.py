@@ -1,7 +1,8 @@
-"""Lines of Python source, counted as Python counts them.
+"""Split Python source into lines, as Python counts them.
 
-Takes: a source. Gives: its lines, each with its end. Never: splits where only ``str.splitlines``
-sees a line's end, such as a form feed: the numbers in a syntax tree would mean other lines.
+Takes: a source. Gives: its lines, each with its line end. Never: splits at characters that only
+``str.splitlines`` treats as a line end, such as a form feed: the line numbers of a syntax tree
+would not match.
 """
 
 from __future__ import annotations

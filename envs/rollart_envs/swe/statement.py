@@ -1,7 +1,7 @@
-"""Problem statements from failing behaviour: what a person sees who does not know the cause.
+"""Problem statements from failing behaviour, without the cause.
 
 Takes: the tests that fail, with their errors, and the gold patch. Gives: a text. Never: shows a
-line of the patch: what holds one is left out.
+line of the patch: texts that contain one are left out.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Final
 from rollart_envs.swe.suite import Failed
 
 MAX_SHOWN: Final = 4
-"""Tests that are told of at length."""
+"""Maximum number of tests that are described in detail."""
 _LINES: Final = 14
 _LINE_CHARS: Final = 200
 _FOR_PYTEST: Final = re.compile(r"\b[Uu]se '?-vv?'? to (?:get|show)")
-"""What pytest tells those who call it."""
+"""A hint of pytest for its callers."""
 _WORDLESS: Final = re.compile(r"\W*(?:pass|else|try|finally|break|continue|return|None)?\W*")
 
 
 def statement(
     project: str, failures: Mapping[str, Failed], patch: str, *, never: Iterable[str] = ()
 ) -> str:
-    """Return what is wrong with a project, as its failing tests have it.
+    """Return a description of what is wrong with a project, from its failing tests.
 
     Args:
         project: Its name.
         failures: Test id -> why it failed; at least one.
         patch: The gold patch.
-        never: Further texts that must not be shown, such as a commit's hash.
+        never: More texts that must not be shown, such as a commit's hash.
     """
     hidden = [*changed_lines(patch), *filter(None, never)]
     shown = _chosen(failures)
@@ -48,7 +48,7 @@ def statement(
 
 
 def changed_lines(patch: str) -> tuple[str, ...]:
-    """Return the lines that a patch adds or removes, stripped; those that say nothing left out."""
+    """Return the stripped lines that a patch adds or removes, without trivial ones."""
     lines = (
         line[1:].strip()
         for line in patch.splitlines()
@@ -58,12 +58,12 @@ def changed_lines(patch: str) -> tuple[str, ...]:
 
 
 def leaked(text: str, patch: str) -> tuple[str, ...]:
-    """Return the changed lines of a patch that stand in a text."""
+    """Return the changed lines of a patch that occur in a text."""
     return tuple(line for line in changed_lines(patch) if _stands_in(line, text))
 
 
 def _chosen(failures: Mapping[str, Failed]) -> list[str]:
-    """Return one test of each function, those with different errors first."""
+    """Return one test of each function, with different errors first."""
     by_function: dict[str, str] = {}
     for test in sorted(failures):
         by_function.setdefault(_function(test), test)
@@ -116,7 +116,7 @@ def _first_paragraph(doc: str) -> str:
 def _tidied(line: str) -> str:
     line = line.rstrip().replace("/work/repo/", "")
     line = re.sub(r"<function (\S+) at 0x[0-9a-f]+>", r"\1", line)
-    line = re.sub(r"\b0x[0-9a-f]{8,}\b", "0x…", line)  # another one each time
+    line = re.sub(r"\b0x[0-9a-f]{8,}\b", "0x…", line)  # addresses change with each run
     return line if len(line) <= _LINE_CHARS else line[: _LINE_CHARS - 1] + "…"
 
 
@@ -125,7 +125,7 @@ def _holds(text: str, hidden: Iterable[str]) -> bool:
 
 
 def _stands_in(line: str, text: str) -> bool:
-    """Tell whether a text holds a line as words of its own, whatever the spaces between them."""
+    """Return whether a text contains a line as whole words, with any spaces between them."""
     pattern = r"\s+".join(map(re.escape, line.split()))
     return re.search(rf"(?<!\w){pattern}(?!\w)", text) is not None
 

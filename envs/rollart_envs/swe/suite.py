@@ -1,7 +1,7 @@
-"""A repository's test suite, run in a box to learn of it: for making tasks, not for grading.
+"""Run a repository's test suite in a sandbox to analyse it: for making tasks, not for grading.
 
-Takes: where boxes come from, a tree as a tar archive, pytest's arguments. Gives: :class:`SuiteRun`.
-Never: runs any of the repository's code on the host.
+Takes: a source of sandboxes, a tree as a tar archive, pytest's arguments. Gives: :class:`SuiteRun`.
+Never: runs code of the repository on the host.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ os.unlink(sys.argv[1])
 print("".join(path + "\\n" for path in sys.argv[3:] if not os.access(path, os.R_OK | os.X_OK)))
 """
 RAN: Final = (0, 1)
-"""pytest's exit codes that mean the tests ran to the end."""
+"""pytest's exit codes if the tests ran to the end."""
 NO_TESTS: Final = 5
 
 
 class FilesRefused(Exception):
-    """Files for which there is no place in a box's tree; says why."""
+    """Files that cannot be written into a sandbox's tree; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +44,31 @@ class Failed:
     """Why a test failed, for a statement."""
 
     message: str
-    """The error's class and message, with pytest's account of an assertion."""
+    """The error's class and message, with pytest's explanation of an assertion."""
     doc: str = ""
     """The test's docstring."""
     tried: tuple[str, ...] = ()
-    """What it expected where it failed, values filled in."""
+    """The expectation that failed, with values filled in."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteRun:
-    """What a run of a suite gave."""
+    """The result of a run of a suite."""
 
     statuses: Mapping[str, str]
     failures: Mapping[str, Failed]
     calls: Mapping[str, frozenset[tuple[str, int]]]
-    """Test -> (file, first line) of the functions it called; empty unless asked for."""
+    """Test -> (file, first line) of the functions it called; empty unless requested."""
     docs: Mapping[str, str]
-    """Test -> its docstring, where it has one."""
+    """Test -> its docstring, if it has one."""
     not_collected: Mapping[str, str]
     """Files that could not be collected, and why."""
     exit_code: int | None
-    """pytest's own; None when it did not end by itself."""
+    """pytest's exit code; None if it did not end normally."""
     timed_out: bool = False
     wall_s: float = 0.0
     said: str = ""
-    """The end of what was printed."""
+    """The end of the output."""
 
     @property
     def passed(self) -> frozenset[str]:
@@ -82,21 +82,21 @@ class Suite:
 
     boxes: SandboxSource
     python: str
-    """Absolute path in the box; empty: the ``python3`` on its PATH."""
+    """Absolute path in the sandbox; empty: the ``python3`` on its PATH."""
     python_path: tuple[Path, ...] = ()
-    """Folders of the host with what the tests import."""
+    """Folders of the host with the tests' imports."""
     source_path: tuple[str, ...] = ()
     """Folders of the repository to import from, such as ``src``."""
     arguments: tuple[str, ...] = ()
-    """pytest's."""
+    """Arguments of pytest."""
 
     def import_path(self) -> str:
-        """Return the box's PYTHONPATH."""
+        """Return the sandbox's PYTHONPATH."""
         own = [f"{REPO_DIR}/{path}" for path in self.source_path]
         return ":".join([*own, *map(str, self.python_path)])
 
     async def open(self, tree: bytes) -> Checkout:
-        """Return a checkout of a tree (a tar archive) in a box of its own."""
+        """Return a checkout of a tree (a tar archive) in its own sandbox."""
         box = await self.boxes.take(ro_binds=[str(path) for path in self.python_path])
         try:
             checkout = Checkout(self, box)
@@ -108,7 +108,7 @@ class Suite:
 
 
 class Checkout:
-    """A tree in a box; each run begins with the tree as it was unpacked."""
+    """A tree in a sandbox; each run starts with the tree as it was unpacked."""
 
     def __init__(self, suite: Suite, box: Sandbox) -> None:
         self._suite = suite
@@ -128,8 +128,8 @@ class Checkout:
             raise SandboxFailure(f"the tree could not be unpacked: {said}", boundary="swe.unpack")
         if unread := done.stdout.decode(errors="replace").split("\n")[0]:
             raise UserError(
-                f"{unread}: cannot be read in the box; it must neither lie below /work, which is"
-                " the box's own, nor in a folder that only you can read"
+                f"{unread}: cannot be read in the sandbox; use a folder that is not below /work,"
+                " which the sandbox uses itself, and that other users can read"
             )
         self._clean = await self._box.snapshot()
 
@@ -145,14 +145,14 @@ class Checkout:
         """Run tests on the tree with some files changed.
 
         Args:
-            tests: Files or ids; the whole suite when empty.
+            tests: Files or ids; if empty, the whole suite.
             files: Path -> its content; None removes it.
-            timeout_s: For the whole run.
-            calls: Whether to follow which functions each test calls; takes longer.
-            hash_seed: Python's, so that what hangs on it is seen.
+            timeout_s: Timeout of the whole run.
+            calls: Whether to record which functions each test calls; this is slower.
+            hash_seed: Python's hash seed, to detect results that depend on it.
 
         Raises:
-            FilesRefused: The files cannot be written.
+            FilesRefused: If the files cannot be written.
         """
         await self._box.restore(self._clean)
         await self._change(files or {})
@@ -175,7 +175,7 @@ class Checkout:
         return _suite_run(report, done)
 
     async def close(self) -> None:
-        """Give the box back."""
+        """Return the sandbox."""
         await self._suite.boxes.give_back(self._box)
 
     async def _change(self, files: Mapping[str, bytes | None]) -> None:
@@ -192,10 +192,10 @@ class Checkout:
                     raise FilesRefused(f"its files cannot be put in: {why}") from e
 
     async def _remove_emptied(self, folders: set[str]) -> None:
-        """Remove folders that hold nothing any more, as git does: a file may take their place."""
+        """Remove empty folders, as git does: a file can replace them."""
         within = sorted(folders - {"."})
         if within:
-            # It fails at the first folder that is not empty, which is as it should be.
+            # rmdir stops at the first folder that is not empty, as intended.
             script = 'for folder; do rmdir -p -- "$folder" 2>/dev/null; done'
             argv = ("sh", "-c", script, "sh", *within)
             await self._box.exec(argv, timeout_s=30.0, cwd=REPO_DIR)

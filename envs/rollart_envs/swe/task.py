@@ -1,7 +1,7 @@
 """Repository-level repair tasks, in SWE-bench's format.
 
-Takes: one row, as JSON or Parquet gives it. Gives: a :class:`RepairTask`. Never: reads a file, or
-lets a row through whose test ids, commit or patches cannot be what they should be.
+Takes: one row, from JSON or Parquet. Gives: a :class:`RepairTask`. Never: reads a file, or accepts
+a row with invalid test ids, commit or patches.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from rollart_envs.swe.logs import Status
 
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-"""Halves of surrogate pairs, but not those that stand for bytes (``surrogateescape``)."""
+"""Halves of surrogate pairs, except those that represent bytes (``surrogateescape``)."""
 
 
 class RowError(ValueError):
-    """A row that is no task; says which field, what it holds and what it should hold."""
+    """A row that is not a task; the message has the field, its value and what is allowed."""
 
     def __init__(self, field_name: str, problem: str) -> None:
         super().__init__(f"field {field_name!r}: {problem}")
@@ -28,7 +28,7 @@ class RowError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RepairTask:
-    """One issue of a repository, with the tests that tell whether it is mended."""
+    """One issue of a repository, with the tests that decide whether it is fixed."""
 
     instance_id: str
     repo: str
@@ -45,14 +45,14 @@ class RepairTask:
     environment_setup_commit: str = ""
     created_at: str = ""
     image: str | None = None
-    """The container image in which the repository is installed, if the row names one."""
+    """The container image with the repository, if the row has one."""
     test_command: str | None = None
-    """The shell command that runs its tests, if the row names one."""
+    """The shell command that runs its tests, if the row has one."""
     extra: Mapping[str, object] = field(default_factory=dict, compare=False)
-    """Fields that are not the format's own, as they stood."""
+    """Fields that are not part of the format, unchanged."""
 
     def secrets(self) -> tuple[str, ...]:
-        """Return what the agent must never read: the gold patch and the tests to come."""
+        """Return the texts that the agent must never read: the gold patch and the test patch."""
         return tuple(text for text in (self.patch, self.test_patch) if text.strip())
 
 
@@ -60,11 +60,11 @@ def repair_task(row: Mapping[str, object]) -> RepairTask:
     """Return the task in a row.
 
     Raises:
-        RowError: A field is missing, empty or of the wrong kind.
+        RowError: If a field is missing, empty or of the wrong type.
     """
     fail_to_pass = test_ids(row, "FAIL_TO_PASS")
     if not fail_to_pass:
-        raise RowError("FAIL_TO_PASS", "is empty; at least one test has to fail before the repair")
+        raise RowError("FAIL_TO_PASS", "is empty; at least one test must fail before the repair")
     return RepairTask(
         instance_id=_needed(row, "instance_id"),
         repo=_needed(row, "repo"),
@@ -95,23 +95,23 @@ def gold_statuses(task: RepairTask) -> Mapping[str, Status]:
 
 
 def test_ids(row: Mapping[str, object], name: str) -> tuple[str, ...]:
-    """Return a field that lists test ids: a list, or a JSON string that holds one."""
+    """Return a field with test ids: a list, or a list as a JSON string."""
     value = _present(row, name)
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise RowError(name, f"is text, but no JSON list: {error}") from None
+            raise RowError(name, f"is a text, but not a JSON list: {error}") from None
     if not isinstance(value, list | tuple):
-        raise RowError(name, f"is a {type(value).__name__}; it has to be a list of test ids")
+        raise RowError(name, f"is a {type(value).__name__}; it must be a list of test ids")
     for position, test in enumerate(value):
         if not isinstance(test, str) or not test.strip():
-            raise RowError(name, f"holds {test!r} at position {position}; it has to be a test id")
+            raise RowError(name, f"has {test!r} at position {position}; it must be a test id")
         _expect_argument(name, test)
     return tuple(dict.fromkeys(value))
 
 
-test_ids.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+test_ids.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it as a test
 
 
 def _present(row: Mapping[str, object], name: str) -> object:
@@ -127,9 +127,9 @@ def _text(row: Mapping[str, object], name: str) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        raise RowError(name, f"is a {type(value).__name__}; it has to be text")
+        raise RowError(name, f"is a {type(value).__name__}; it must be a text")
     if half := _HALF.search(value):
-        raise RowError(name, f"holds {half[0]!a}, which is no text and fits in no file")
+        raise RowError(name, f"has {half[0]!a}, which cannot be encoded as text")
     return value
 
 
@@ -144,15 +144,15 @@ def _needed(row: Mapping[str, object], name: str) -> str:
 def _commit(row: Mapping[str, object]) -> str:
     commit = _needed(row, "base_commit")
     if not _COMMIT.fullmatch(commit):
-        # It is handed to git: what begins with a dash would be an option.
-        raise RowError("base_commit", f"is {commit[:60]!r}; it has to be a commit's hex digits")
+        # It is passed to git, which would read a leading dash as an option.
+        raise RowError("base_commit", f"is {commit[:60]!r}; it must be a commit's hex digits")
     return commit
 
 
 def _diff(row: Mapping[str, object], name: str) -> str:
     text = _needed(row, name)
     if "\n+++ " not in f"\n{text}" and "diff --git " not in text:
-        raise RowError(name, f"begins with {text[:40]!r}; it has to be a unified diff")
+        raise RowError(name, f"begins with {text[:40]!r}; it must be a unified diff")
     return text if text.endswith("\n") else text + "\n"
 
 
@@ -167,7 +167,7 @@ def _test_command(row: Mapping[str, object]) -> str | None:
 
 def _expect_argument(name: str, text: str) -> None:
     if "\0" in text or _HALF.search(text):
-        raise RowError(name, f"holds {text[:60]!a}, which no program can be told")
+        raise RowError(name, f"has {text[:60]!a}, which cannot be a program argument")
 
 
 _KNOWN = frozenset(

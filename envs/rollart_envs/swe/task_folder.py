@@ -1,11 +1,11 @@
-"""A folder of tasks: the rows, and beside them what they need.
+"""A folder of tasks: the rows, and the files that they need.
 
-    tasks.jsonl          one row a task
+    tasks.jsonl          one row per task
     repos/NAME.git       the repositories, by the rows' ``repo``
-    site/NAME/           what their tests import; rows name it in ``python_path``, from the folder
-    .progress/*.jsonl    what has been tried, so that an interrupted command can go on
+    site/NAME/           the tests' imports; ``python_path`` of rows is relative to the folder
+    .progress/*.jsonl    the candidates that were tried, so that a command can be resumed
 
-Takes: rows. Gives: the same rows again. Never: writes half a row for good.
+Takes: rows. Gives: the same rows again. Never: leaves an incomplete row in a file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCK: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TaskFolder:
-    """A folder of tasks; it need not be there yet."""
+    """A folder of tasks; it does not have to exist yet."""
 
     path: Path
 
@@ -41,30 +41,30 @@ class TaskFolder:
         return self.path / "repos"
 
     def mirror_path(self, name: str) -> Path:
-        """Return where the repository of a name is."""
+        """Return the path of a repository."""
         return self.repos / f"{name}.git"
 
     def mirror(self, name: str) -> Mirror:
-        """Return the repository of a name, made when it is not there."""
+        """Return a repository; it is created if it does not exist."""
         return Mirror.init(self.mirror_path(name))
 
     def site(self, slug: str) -> Path:
-        """Return where to install what the tests of something import."""
+        """Return the folder to install the tests' imports in."""
         return self.path / "site" / slug
 
     def make(self) -> None:
-        """Make the folder.
+        """Create the folder.
 
         Raises:
-            UserError: It cannot be made.
+            UserError: If it cannot be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"{self.path}: {error.strerror}; give another --out") from None
+            raise UserError(f"{self.path}: {error.strerror}; use another --out") from None
 
     def ids(self) -> frozenset[str]:
-        """Return the ids of the tasks that are there."""
+        """Return the ids of the tasks in the folder."""
         return frozenset(str(row.get("instance_id")) for row in _lines(self.tasks))
 
     def add(self, row: Mapping[str, object]) -> None:
@@ -72,16 +72,16 @@ class TaskFolder:
         _append(self.tasks, row)
 
     def progress(self, name: str, settings: Mapping[str, object]) -> Progress:
-        """Return what has been tried under a name with these settings.
+        """Return the candidates that were tried under a name with these settings.
 
         Raises:
-            UserError: It was begun with other settings.
+            UserError: If it was started with other settings.
         """
         return Progress(self.path / ".progress" / f"{name}.jsonl", settings)
 
 
 class Progress:
-    """What became of each candidate, in a file."""
+    """The outcome of each candidate, in a file."""
 
     def __init__(self, path: Path, settings: Mapping[str, object]) -> None:
         self._path = path
@@ -94,20 +94,20 @@ class Progress:
         elif first != told:
             changed = ", ".join(sorted(k for k in told if told[k] != first.get(k)))
             raise UserError(
-                f"{path.parent.parent}: was begun with another {changed or 'version'}; go on with"
-                f" the same, or give another --out (or remove {path})"
+                f"{path.parent.parent}: was started with another {changed or 'version'}; use the"
+                f" same to continue, or another --out (or remove {path})"
             )
         self.outcomes = {str(line["candidate"]): str(line["outcome"]) for line in tried}
-        """Candidate -> what became of it."""
+        """Candidate -> its outcome."""
 
     def note(self, candidate: str, outcome: str) -> None:
-        """Note what became of a candidate."""
+        """Record the outcome of a candidate."""
         self.outcomes[candidate] = outcome
         _append(self._path, {"candidate": candidate, "outcome": outcome})
 
 
 def _append(path: Path, row: Mapping[str, object]) -> None:
-    """Append a line whole, or not at all; half a line of a killed command goes."""
+    """Append a whole line or nothing; the incomplete line of a killed command is removed."""
     line = json.dumps(row).encode() + b"\n"
     try:
         with path.open("a+b") as file:
@@ -125,7 +125,7 @@ def _append(path: Path, row: Mapping[str, object]) -> None:
 
 
 def _whole_lines(file: BinaryIO) -> int:
-    """Return how many bytes of a file are whole lines."""
+    """Return the number of bytes of a file that are whole lines."""
     size = file.seek(0, os.SEEK_END)
     while size:
         file.seek(max(0, size - _BLOCK))
@@ -137,7 +137,7 @@ def _whole_lines(file: BinaryIO) -> int:
 
 
 def _lines(path: Path) -> Iterator[dict[str, object]]:
-    """Yield the objects of a file of JSON lines; a line that a kill cut short is left out."""
+    """Yield the objects of a JSON lines file; a line that was cut short is skipped."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

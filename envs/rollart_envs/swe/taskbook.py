@@ -1,11 +1,11 @@
 """The tasks of one file, in splits.
 
-Takes: tasks with ids. Gives: the i-th task of a split, or one that is drawn. Never: puts a task in
-two splits, unless the file holds fewer than three.
+Takes: tasks with ids. Gives: the i-th task of a split, or a drawn one. Never: puts a task in two
+splits, unless the file has fewer than three.
 
-Tasks are put in order by a hash of their ids: the first fifth is ``test``, the next eighth
-``warm``, the rest ``train``, at least one each. So the splits follow from the ids alone, not from
-the order of the rows. Within a split tasks stand in the order of the file.
+Tasks are ordered by a hash of their ids: the first fifth is ``test``, the next eighth ``warm``, the
+rest ``train``, with at least one each. So the splits depend only on the ids, not on the order of
+the rows. Within a split, tasks are in the order of the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TaskBook(Generic[T]):
 
     Args:
         tasks: Id -> task.
-        bad: The rows of the file that were no tasks.
+        bad: The rows of the file that are not tasks.
     """
 
     def __init__(self, tasks: Mapping[str, T], bad: Sequence[BadRow] = ()) -> None:
@@ -47,26 +47,26 @@ class TaskBook(Generic[T]):
         """Return the ids of a split's tasks.
 
         Raises:
-            ValueError: There is no such split.
+            ValueError: If the split does not exist.
         """
         if split not in self.splits:
             raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
         return self.splits[split]
 
     def choose(self, options: Mapping[str, Any], draw: np.random.Generator) -> T:
-        """Return the task that reset's options name, or one drawn from the split.
+        """Return the task that reset's options select, or one drawn from the split.
 
         Args:
             options: ``{"task": i, "split": "train"}``, or ``{"instance": id}``.
-            draw: Draws where no task is named.
+            draw: Random generator, used if no task is selected.
 
         Raises:
-            ValueError: No such option, split, task or id.
+            ValueError: If the option, split, task or id does not exist.
         """
         unknown = sorted(set(options) - {"task", "split", "instance"})
         if unknown:
             known = "task, split, instance"
-            raise ValueError(f"unknown reset option {unknown[0]!r}; there are {known}")
+            raise ValueError(f"unknown reset option {unknown[0]!r}; use one of {known}")
         if "instance" in options:
             if options["instance"] not in self.tasks:
                 raise ValueError(f"no task {options['instance']!r} in the file")
@@ -81,7 +81,7 @@ class TaskBook(Generic[T]):
 
 
 def split_ids(ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return split -> ids; with fewer than three ids every split holds all of them."""
+    """Return split -> ids; with fewer than three ids, every split has all of them."""
     if len(ids) < len(SPLITS):
         return dict.fromkeys(SPLITS, tuple(ids))
     by_hash = sorted(ids, key=lambda name: sha256(name.encode("utf-8", "surrogatepass")).digest())
@@ -95,35 +95,35 @@ def split_ids(ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def function_tasks(path: Path) -> TaskBook[FunctionTask]:
-    """Return the tasks of a file in HumanEvalPack's format, read once a process.
+    """Return the tasks of a file in HumanEvalPack's format; each process reads it once.
 
     Raises:
-        UserError: The file cannot be read or holds no task.
+        UserError: If the file cannot be read or has no task.
     """
     return _function_tasks(*_stamp(path))
 
 
 def repair_tasks(path: Path) -> TaskBook[RepairTask]:
-    """Return the tasks of a file in SWE-bench's format, read once a process.
+    """Return the tasks of a file in SWE-bench's format; each process reads it once.
 
     Raises:
-        UserError: The file cannot be read or holds no task.
+        UserError: If the file cannot be read or has no task.
     """
     return _repair_tasks(*_stamp(path))
 
 
 def own_file(name: str) -> Path:
-    """Return the path of a task file that comes with RollArt."""
+    """Return the path of a built-in task file."""
     return Path(str(resources.files(__package__))) / name
 
 
 def _stamp(path: Path) -> tuple[Path, int, int]:
-    """Return the path, size and time of a file, by which it is kept."""
+    """Return the path, size and modification time of a file, as its cache key."""
     try:
         found = path.stat()
     except OSError as error:
         why = error.strerror or str(error)
-        raise UserError(f"tasks: {path}: {why}; give a .jsonl or .parquet file") from None
+        raise UserError(f"tasks: {path}: {why}; use a .jsonl or .parquet file") from None
     return path.absolute(), found.st_size, found.st_mtime_ns
 
 

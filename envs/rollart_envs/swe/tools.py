@@ -1,10 +1,10 @@
-"""The agent's actions as text: one fenced block an answer, ``bash`` or ``edit``.
+"""The agent's actions as text: one fenced block per answer, ``bash`` or ``edit``.
 
-Takes: what the model wrote. Gives: a :class:`Bash`, an ``Edit`` or a :class:`Submit`, or an
-:class:`ActionError` that says how to write one. Never: runs anything.
+Takes: the model's answer. Gives: a :class:`Bash`, an ``Edit`` or a :class:`Submit`, or an
+:class:`ActionError` that explains the format. Never: runs anything.
 
-A command runs in a fresh shell: its folder and variables are gone with it, files stay. ``submit``
-alone is the sentinel that ends the episode; a file or output that holds the word ends nothing.
+A command runs in a new shell: its folder and variables do not persist, but files do. Only the
+command ``submit`` ends the episode; a file or output that contains the word does not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHELL_ENV = {
     "TQDM_DISABLE": "1",
     "TERM": "dumb",
 }
-"""What keeps programs from waiting for a person, or drawing for one."""
+"""Variables that keep programs from waiting for input or drawing on a terminal."""
 
 HELP = """\
 Answer with exactly one action in one fenced block. A shell command:
@@ -59,24 +59,24 @@ _REPLACE = re.compile(r"<{7} old\n(.*?)^={7}\n(.*?)^>{7} new", re.DOTALL | re.MU
 
 
 class ActionError(ValueError):
-    """An answer that is no action; the message is for the agent."""
+    """An answer that is not an action; the message is for the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bash:
-    """A command for a fresh shell."""
+    """A command for a new shell."""
 
     command: str
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """What to run in the box."""
+        """The command to run in the sandbox."""
         return ("bash", "-c", self.command)
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """The agent says that it is done."""
+    """The agent reports that it is done."""
 
 
 Action: TypeAlias = Bash | Edit | Submit
@@ -86,7 +86,7 @@ def parse_action(answer: str) -> Action:
     """Return the one action in an answer.
 
     Raises:
-        ActionError: There is none, there are several, or its block is not as it should be.
+        ActionError: If there is no action, more than one, or its block has the wrong format.
     """
     blocks = [(kind, body) for kind, body in fenced_blocks(answer) if kind in _KINDS]
     if len(blocks) != 1:
@@ -103,7 +103,7 @@ def parse_action(answer: str) -> Action:
 
 
 def fenced_blocks(answer: str) -> list[tuple[str, str]]:
-    """Return (language, content) of each closed block; one ends at a fence as long as its own."""
+    """Return (language, content) of each closed block; it ends at a fence of the same length."""
     blocks, fence, kind, body = [], "", "", list[str]()
     for line in answer.replace("\r\n", "\n").split("\n"):
         if fence:
@@ -118,11 +118,11 @@ def fenced_blocks(answer: str) -> list[tuple[str, str]]:
 
 
 def cut_output(text: str, limit: int = MAX_OUTPUT_CHARS) -> str:
-    """Return text as it is, or its head and tail with a note of what is left out between.
+    """Return text unchanged, or its head and tail with a note about the part left out.
 
     Args:
-        text: What a command printed.
-        limit: Characters of the text to keep; the note comes on top.
+        text: The output of a command.
+        limit: Number of characters of the text to keep; the note is added.
     """
     if len(text) <= limit:
         return text
@@ -133,7 +133,7 @@ def cut_output(text: str, limit: int = MAX_OUTPUT_CHARS) -> str:
 
 _KINDS = ("bash", "sh", "shell", "edit")
 _UNHELD = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
-"""NUL and halves of surrogate pairs; those that stand for bytes (``surrogateescape``) are fine."""
+"""NUL and halves of surrogate pairs, except those that represent bytes (``surrogateescape``)."""
 _MAX_DIGITS = 9
 
 

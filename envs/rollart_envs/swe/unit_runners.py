@@ -1,8 +1,8 @@
-"""Runs tests with unittest, django's program or sympy's conventions: one file for Python from 3.8.
+"""Run tests with unittest, django's program or sympy's conventions: one file for Python 3.8+.
 
-Takes: what writes a record, a guard, and the folders to import from; the runner's arguments in
-``sys.argv``. Gives: one record a test. Never: runs a runner of the repository's own, django's
-set-up apart, which comes from the base commit.
+Takes: a function that writes records, a guard, and the folders to import from; the runner's
+arguments are in ``sys.argv``. Gives: one record per test. Never: runs a runner of the repository,
+except django's set-up, which comes from the base commit.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Callable
 
 
 def unittest_result(write: Any, guard: Any, *, with_docs: bool) -> Any:
-    """Return a class of results that writes the worst that was said of each test.
+    """Return a result class that writes the worst status reported for each test.
 
-    What it knows lies in closures, and its methods in its objects: the tested code can find the
-    class by unittest's runner.
+    Its state is in closures, and its methods are in its objects, because the tested code can find
+    the class through unittest's runner.
     """
     import unittest
 
@@ -62,7 +62,7 @@ def unittest_result(write: Any, guard: Any, *, with_docs: bool) -> Any:
         return {"startTest": startTest, "stopTest": stopTest, "addSubTest": addSubTest, "say": say}
 
     class Result(base):  # type: ignore[valid-type,misc]
-        """Remembers the worst that was said of each test."""
+        """Stores the worst status reported for each test."""
 
         def __init__(self, *rest: Any, **named: Any) -> None:
             super().__init__(*rest, **named)
@@ -84,7 +84,7 @@ _SAID = {
 
 
 def says(base: Any, result: Any, say: Any, write: Any) -> dict[str, Any]:
-    """Return a result's methods that note a status."""
+    """Return a result's methods that record a status."""
 
     def adding(name: str, status: str) -> Any:
         def add(test: Any, *rest: Any) -> None:
@@ -99,7 +99,7 @@ def says(base: Any, result: Any, say: Any, write: Any) -> dict[str, Any]:
 
 
 def observed(method: Any, seen: list[Any]) -> Any:
-    """Return a test's method that notes whether it failed."""
+    """Return a test's method that records whether it failed."""
 
     @functools.wraps(method)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -113,7 +113,7 @@ def observed(method: Any, seen: list[Any]) -> Any:
 
 
 def run_unittest(write: Any, guard: Any, sources: list[str]) -> int:
-    """Run the modules, classes or tests that the arguments name."""
+    """Run the modules, classes or tests in the arguments."""
     import unittest
 
     result = prepared_unittest(write, guard, with_docs=False)
@@ -125,7 +125,7 @@ def run_unittest(write: Any, guard: Any, sources: list[str]) -> int:
 
 
 def prepared_unittest(write: Any, guard: Any, *, with_docs: bool) -> Any:
-    """Load and watch unittest; return the class of results."""
+    """Load and watch unittest; return the result class."""
     import unittest
     import unittest.async_case
     import unittest.loader
@@ -157,7 +157,7 @@ def prepared_unittest(write: Any, guard: Any, *, with_docs: bool) -> Any:
 
 
 def run_django(write: Any, guard: Any, sources: list[str]) -> int:
-    """Run the project's program that sets its tests up, with results of our own."""
+    """Run the project's program that sets up its tests, with our result class."""
     import runpy
 
     os.environ["DJANGO_TEST_PROCESSES"] = "1"  # all tests in this process
@@ -195,7 +195,7 @@ def run_sympy(write: Any, guard: Any, sources: list[str]) -> int:
 
 
 def sympy_status(guard: Any, test: Callable[[], Any]) -> str:
-    """Run a test of sympy's; return what became of it."""
+    """Run a sympy test and return its status."""
     guard.compare()
     guard.expect_own(test)
     status = "PASSED"
@@ -215,9 +215,9 @@ def sympy_status(guard: Any, test: Callable[[], Any]) -> str:
 
 
 def look_in(folders: list[str]) -> None:
-    """Import from these folders from now on; the present one first, as ``python -m pytest`` has it.
+    """Import from these folders from now on; the current one first, as ``python -m pytest`` does.
 
-    Isolated Pythons have no folder of the program's own at the beginning.
+    Isolated Pythons have no folder of the program at the start of the path.
     """
     isolated = bool(sys.flags.isolated)
     sys.path[: 0 if isolated else 1] = [os.getcwd(), *folders]

@@ -1,11 +1,11 @@
-"""Are the tasks of a file sound: does each one's own solution mend it, and does nothing else?
+"""Validate the tasks of a file: the gold solution must pass, and an empty one must not.
 
-Rows of a file that is being made are judged before they are written, in the same way
+Rows of a file that is being made are judged in the same way before they are written
 (:func:`judge_for`).
 
-Takes: a task file of either format, and where boxes come from. Gives: a :class:`Verdict` a row: the
-gold patch has to be FULL, and the repository (or function) as it stands NONE. Never: stops at a row
-that is bad, or calls a row sound that could not be judged.
+Takes: a task file of either format, and a source of sandboxes. Gives: a :class:`Verdict` per row:
+the gold patch must be FULL, and the unchanged repository (or function) NONE. Never: stops at a bad
+row, or calls a row sound that could not be judged.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ _END_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one row."""
+    """The result of one row."""
 
     name: str
-    """Its id, or its place in the file where it has none."""
+    """Its id, or its position in the file if it has none."""
     gold: Result
-    """Its own solution; ``error`` when it could not be judged."""
+    """Result of its own solution; ``error`` if it could not be judged."""
     empty: Result
-    """Nothing done."""
+    """Result of an empty patch."""
     wall_s: float = 0.0
     why: str = ""
-    """What is wrong with it, on one line; empty when it is sound."""
+    """The problem, on one line; empty if it is sound."""
     gold_statuses: Mapping[str, str] = field(default_factory=dict)
     """Tests that end as XFAIL or XPASS with its own solution, for the row to record."""
 
@@ -94,22 +94,22 @@ async def validate(
     timeout_s: float | None = None,
     on_row: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
-    """Judge gold and nothing for each row of a file; on the boxes' loop (``loop.run``).
+    """Judge the gold and the empty patch of each row; on the sandboxes' event loop (``loop.run``).
 
     Args:
         path: A task file of either format.
-        boxes: Where boxes come from.
-        repos_dir: Folder of the repositories; None: ``repos`` beside the file.
-        concurrency: Rows at once; each has one box at a time.
-        python: Absolute path in the box; empty: the ``python3`` on its PATH.
-        timeout_s: For the tests of one judgement; None: half an hour, or for a function 30 s.
-        on_row: Told each verdict as it comes.
+        boxes: The source of sandboxes.
+        repos_dir: Folder of the repositories; None: ``repos`` in the folder of the file.
+        concurrency: Maximum number of concurrent rows; each uses one sandbox at a time.
+        python: Absolute path in the sandbox; empty: the ``python3`` on its PATH.
+        timeout_s: Timeout of the tests of one judgement; None: half an hour, or 30 s for functions.
+        on_row: Called with each verdict.
 
     Returns:
-        The verdicts in the order of the file, bad rows last.
+        The verdicts in the order of the file, with bad rows last.
 
     Raises:
-        UserError: The file cannot be read or holds no task.
+        UserError: If the file cannot be read or has no task.
     """
     tasks, bad = _read(path)
     order = _Order(boxes, path.parent, repos_dir or path.parent / "repos", python, timeout_s)
@@ -136,7 +136,7 @@ async def validate(
 
 
 async def _verdict(order: _Order, task: RepairTask | FunctionTask) -> Verdict:
-    """Judge one row; what goes wrong is its verdict, unless no box starts at all."""
+    """Judge one row; an error becomes its verdict, unless no sandbox starts at all."""
     name = task.task_id if isinstance(task, FunctionTask) else task.instance_id
     why = ""
     statuses: dict[str, Status] = {}
@@ -153,7 +153,7 @@ async def _verdict(order: _Order, task: RepairTask | FunctionTask) -> Verdict:
             why = first_line(str(error))
             if not error.retryable:
                 break
-        except UserError:  # of the sandbox's options: no row's doing
+        except UserError:  # caused by the sandbox's options, not by the row
             raise
         except (OSError, ValueError) as error:
             why = first_line(f"{name}: {error}")
@@ -207,13 +207,13 @@ async def _function(order: _Order, task: FunctionTask) -> tuple[Result, Result, 
 
 
 def record_statuses(path: Path, verdicts: Sequence[Verdict], out: Path) -> None:
-    """Write the rows of a ``.jsonl`` file anew, with the ``gold_statuses`` of their verdicts.
+    """Write the rows of a ``.jsonl`` file again, with the ``gold_statuses`` of their verdicts.
 
     Raises:
-        UserError: The file is of another format, or cannot be written.
+        UserError: If the file has another format, or cannot be written.
     """
     if path.suffix != ".jsonl":
-        raise UserError(f"--record: {path.name} is no .jsonl file; convert it first")
+        raise UserError(f"--record: {path.name} is not a .jsonl file; convert it first")
     statuses = {verdict.name: dict(verdict.gold_statuses) for verdict in verdicts}
     lines = []
     for line in path.read_text(encoding="utf-8").split("\n"):
@@ -239,7 +239,7 @@ def _read(path: Path) -> tuple[tuple[RepairTask | FunctionTask, ...], tuple[BadR
 
 
 def judge_for(boxes: SandboxSource, python: str) -> Callable[[TaskFolder], Judge]:
-    """Return what makes a judge of the rows of a folder."""
+    """Return a function that makes a judge for the rows of a folder."""
 
     def judge_in(folder: TaskFolder) -> Judge:
         async def judge(row: Row) -> str:
@@ -261,7 +261,7 @@ def judge_for(boxes: SandboxSource, python: str) -> Callable[[TaskFolder], Judge
 async def _judged(
     boxes: SandboxSource, task: RepairTask, tree: RepositoryTree | None, patch: str, needs: Needs
 ) -> Report:
-    """Judge a patch, once more if the box fails."""
+    """Judge a patch; retry once if the sandbox fails."""
     try:
         return await judge_patch(boxes, task, tree, patch, needs)
     except SandboxFailure as failure:
@@ -271,10 +271,10 @@ async def _judged(
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the boxes' loop to its end; when interrupted, wait until it tidied up.
+    """Run a coroutine on the sandboxes' event loop; if interrupted, wait for its clean-up.
 
     Raises:
-        UserError: It was interrupted, or a file could not be read or written.
+        UserError: If it was interrupted, or a file could not be read or written.
     """
     ended = threading.Event()
 
@@ -290,10 +290,10 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
     except KeyboardInterrupt:
         future.cancel()
         ended.wait(_END_S)
-        raise UserError("stopped; what is done is kept: give the same command to go on") from None
-    except OSError as error:  # a full disk, a folder that may not be written
+        raise UserError("stopped; results are kept: run the same command to continue") from None
+    except OSError as error:  # a full disk, or a folder without write permission
         what = f"{error.filename}: " if error.filename else ""
-        raise UserError(f"{what}{error.strerror or error}; what is done is kept") from error
+        raise UserError(f"{what}{error.strerror or error}; results are kept") from error
 
 
 def _wrong(what: str, report: Report, wanted: str) -> str:

@@ -1,8 +1,8 @@
-"""A task's repository in a box.
+"""A task's repository in a sandbox.
 
-Takes: a box that has started, and the tree at the base commit. Gives: a :class:`Workspace`, a git
-repository with one commit. Never: brings the repository's own history into the box, or leaves that
-of an image there.
+Takes: a started sandbox, and the tree at the base commit. Gives: a :class:`Workspace`, a git
+repository with one commit. Never: brings the repository's own history into the sandbox, or keeps
+that of an image.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ git rev-parse HEAD
 pwd
 """
 _DATE: Final = "2020-01-01T00:00:00Z"
-"""Of the commit, so that its hash follows from the files alone."""
+"""Date of the commit, so that its hash depends only on the files."""
 _IMAGE_OPTIONS: Final[Mapping[str, object]] = {
     "writable_root": True,
     "user": "0:0",
@@ -52,28 +52,28 @@ _IMAGE_OPTIONS: Final[Mapping[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where a repository lies in a box."""
+    """The location of a repository in a sandbox."""
 
     repo_dir: str
     base: str
-    """Its one commit."""
+    """The hash of its only commit."""
     scratch: str
-    """A folder for files that are no part of it."""
+    """A folder for files that are not part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a task needs besides its repository."""
+    """The requirements of a task in addition to its repository."""
 
     python: str
-    """Absolute path in the box; empty: the ``python3`` on its PATH."""
+    """Absolute path in the sandbox; empty: the ``python3`` on its PATH."""
     python_path: tuple[str, ...] = ()
-    """Folders with installed packages, readable in the box."""
+    """Folders with installed packages, readable in the sandbox."""
     source_path: tuple[str, ...] = ()
-    """Folders of the repository from which its own packages are imported, such as ``src``."""
+    """Folders of the repository to import its own packages from, such as ``src``."""
 
     def environ(self, repo_dir: str) -> Mapping[str, str]:
-        """Return the variables that commands of a task get."""
+        """Return the environment variables for commands of a task."""
         own = [f"{repo_dir}/{path}" if path != "." else repo_dir for path in self.source_path]
         paths = ":".join((*own, *self.python_path))
         fixed = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
@@ -81,17 +81,17 @@ class Needs:
 
 
 def needs_of(task: RepairTask, *, beside: Path | None, python: str) -> Needs:
-    """Return what a row says it needs.
+    """Return the requirements in a row.
 
     Args:
-        task: Its ``extra`` may hold ``python`` (absolute path in the box), ``python_path`` (folders
-            of the host, absolute or relative to ``beside``) and ``source_path`` (folders of the
-            repository).
+        task: Its ``extra`` can have ``python`` (absolute path in the sandbox), ``python_path``
+            (folders of the host, absolute or relative to ``beside``) and ``source_path`` (folders
+            of the repository).
         beside: The folder of the task file.
-        python: What runs the tests where the row does not say.
+        python: The Python that runs the tests if the row has none.
 
     Raises:
-        TaskFailure: A folder is missing, or a field is of the wrong kind.
+        TaskFailure: If a folder is missing, or a field has the wrong type.
     """
     folders = [(beside or Path()) / path for path in _texts(task, "python_path")]
     for folder in folders:
@@ -109,7 +109,7 @@ def needs_of(task: RepairTask, *, beside: Path | None, python: str) -> Needs:
 
 
 def sandbox_options(boxes: SandboxSource, task: RepairTask, needs: Needs) -> dict[str, object]:
-    """Return what a box for the task has to be told, besides the source's own options."""
+    """Return the sandbox options of a task, in addition to those of the source."""
     options: dict[str, object] = {}
     if needs.python_path:
         given = boxes.options.get("ro_binds", [])
@@ -120,10 +120,10 @@ def sandbox_options(boxes: SandboxSource, task: RepairTask, needs: Needs) -> dic
 
 
 async def unpack(box: Sandbox, task: RepairTask, tree: RepositoryTree | None) -> Workspace:
-    """Put a tree into a box, or take the one of its image, and commit it.
+    """Put a tree into a sandbox, or use the one of its image, and commit it.
 
     Raises:
-        SandboxFailure: The box is gone, or has no room, no git or no tar.
+        SandboxFailure: If the sandbox is gone, or has no disk space, no git or no tar.
     """
     if tree is not None:
         await box.write_file(ARCHIVE, tree.archive)
@@ -134,11 +134,11 @@ async def unpack(box: Sandbox, task: RepairTask, tree: RepositoryTree | None) ->
     if result.exit_code != 0 or result.timed_out or len(lines) != 2:
         said = (result.stdout + result.stderr).decode(errors="replace").strip()[-300:]
         failure = SandboxFailure(
-            f"{task.instance_id}: the repository could not be put into the box, which needs git"
+            f"{task.instance_id}: the repository could not be put into the sandbox, which needs git"
             f" and tar: {said}",
             boundary="swe.unpack",
         )
-        failure.retryable = result.exit_code != 127  # no git in the image: take another
+        failure.retryable = result.exit_code != 127  # no git in the image: use another image
         raise failure
     base, repo_dir = lines
     return Workspace(
@@ -151,7 +151,7 @@ def _texts(task: RepairTask, name: str) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
-        raise _failure(task, f"{name} is {value!r:.60}; it has to be a list of folders")
+        raise _failure(task, f"{name} is {value!r:.60}; it must be a list of folders")
     return tuple(str(item) for item in value)
 
 

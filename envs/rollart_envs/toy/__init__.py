@@ -1,1 +1,1 @@
-"""Small grid worlds as text: how little an environment needs."""
+"""Small grid worlds as text: examples of minimal environments."""

@@ -1,11 +1,11 @@
-"""A bandit in words: each sign has one arm that pays, and only pulling tells which.
+"""A bandit in words: each sign has one arm that pays, which only pulling shows.
 
-Takes: the name of an arm. Gives: what it pays. Never: shows which arm pays in any other way, or
-fails unless its options say so.
+Takes: the name of an arm. Gives: its reward. Never: shows which arm pays in any other way, or
+fails unless the options ask for it.
 
-It is here to watch learning. A tiny model learns it within a minute, the level of chance is known
-(``1 / arms`` to the power of ``turns``), and arms can be made to get stuck: a failure of the
-environment that hangs on what the policy did.
+Use it to test learning. A tiny model learns it within a minute, the level of chance is known
+(``1 / arms`` to the power of ``turns``), and arms can get stuck: a failure of the environment that
+depends on the action of the policy.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rollart_envs.toy.config import BanditConfig
 ARMS = ("red", "blue", "gold", "teal", "pink", "grey", "lime", "rose")
 SIGNS = ("circle", "square", "star", "moon", "heart", "cross", "wave", "leaf")
 SPLITS = {"train": (0, 100_000), "warm": (1_000_000, 1_000), "test": (2_000_000, 1_000)}
-"""First seed, and how many tasks."""
+"""First seed and number of tasks."""
 FAILING_SPLIT = "train"
-"""Arms get stuck here alone: elsewhere it is asked what was learned."""
+"""Arms get stuck only in this split; the other splits measure what was learned."""
 _RESETS = count()
 
 
@@ -37,7 +37,7 @@ class BanditEnv(gymnasium.Env[Observation, str]):
         **options: The fields of :class:`BanditConfig`.
 
     Raises:
-        ValueError: When an option is outside its range.
+        ValueError: If an option is outside its range.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
@@ -62,13 +62,13 @@ class BanditEnv(gymnasium.Env[Observation, str]):
         return self._arms[(sign + 1) % len(self._arms)]
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has."""
+        """Return the number of tasks of a split."""
         return _split(split)[1]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin the task of ``options`` (``task``, ``split``), or one drawn by ``seed``."""
+        """Start the task of ``options`` (``task``, ``split``), or one drawn by ``seed``."""
         super().reset(seed=seed)
         options = options or {}
         split = options.get("split", "train")
@@ -86,17 +86,17 @@ class BanditEnv(gymnasium.Env[Observation, str]):
         if self.options.secret is None:
             self._arms = self._shuffled(self._anew)
         self._turn = self._num_right = 0
-        # Not of the task alone: an attempt that fails may go well when it is tried again.
+        # Not a function of the task only: an attempt that fails can succeed when it is retried.
         self._luck = random.Random(f"{seed} {task} {next(_RESETS)}")
         if split != FAILING_SPLIT:
             self._luck = None
         return self._page(), self._info()
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Pull an arm; any other word pulls none and is paid nothing.
+        """Pull an arm; any other word pulls none and gets no reward.
 
         Raises:
-            RuntimeError: When the arm is stuck, or no episode has begun.
+            RuntimeError: If the arm is stuck, or the episode is over or not started.
         """
         if self._turn >= len(self._signs):
             raise RuntimeError("the episode is over: call reset() first")
@@ -114,7 +114,7 @@ class BanditEnv(gymnasium.Env[Observation, str]):
         return page, pay / len(self._signs), self._turn == len(self._signs), False, info
 
     def oracle(self) -> str | None:
-        """Return the arm that pays; with ``expert: any`` it pays because the expert says so."""
+        """Return the arm that pays; with ``expert: any``, draw an arm and let that one pay."""
         if self.options.expert == "any":
             self._arms = self._shuffled(self._anew)
         return self.best(self._signs[self._turn]) if self._turn < len(self._signs) else None

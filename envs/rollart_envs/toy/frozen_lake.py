@@ -1,8 +1,9 @@
 """FrozenLake as text: Gymnasium's lake, a new one for each task.
 
 Takes: ``left``, ``down``, ``right`` or ``up``. Gives: the lake, 1 at the goal and 0 elsewhere.
-Never: draws a lake whose goal cannot be reached. It moves as Gymnasium's ``FrozenLakeEnv`` does (a
-test compares them); its transition table would cost more for each task than the episode.
+Never: draws a lake whose goal cannot be reached. It moves like Gymnasium's ``FrozenLakeEnv`` (a
+test compares them). It does not use that class, whose transition table would cost more than the
+episode.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class FrozenLakeEnv(GridEnv):
 
     Args:
         size: Cells along each side.
-        slippery: Move as told only a third of the time, else to one side or the other.
-        hole_probability: Chance of each cell to be a hole.
+        slippery: Whether a move goes as asked only a third of the time.
+        hole_probability: Probability that a cell is a hole.
         max_turns: Turns after which an episode is truncated.
         hint: Explain letters and moves on the first page.
 
     Raises:
-        ValueError: When an option is outside its range.
+        ValueError: If an option is outside its range.
     """
 
     heading: ClassVar[str] = "lake"
@@ -58,7 +59,7 @@ class FrozenLakeEnv(GridEnv):
         self._player: Cell = (0, 0)
 
     def draw(self, rng: random.Random) -> str | None:
-        """Draw a lake, or None when no path leads to its goal."""
+        """Draw a lake; None if no path leads to its goal."""
         size, chance = self.config.size, self.config.hole_probability
         cells = [HOLE if rng.random() < chance else FROZEN for _ in range(size * size)]
         cells[0], cells[-1] = START, GOAL
@@ -66,12 +67,12 @@ class FrozenLakeEnv(GridEnv):
         return "\n".join(lake) if _distances(lake).get((0, 0)) is not None else None
 
     def load(self, level: str) -> None:
-        """Stand at the start of a lake."""
+        """Start at the start of a lake."""
         self._lake = level.split("\n")
         self._player = (0, 0)
 
     def move(self, action: str) -> tuple[float, bool]:
-        """Walk, or slip; the edge of the lake holds the player."""
+        """Walk, or slip; the player cannot leave the lake."""
         if self.config.slippery:
             turn = int(self.np_random.integers(-1, 2))
             action = ACTIONS[(ACTIONS.index(action) + turn) % 4]
@@ -80,7 +81,7 @@ class FrozenLakeEnv(GridEnv):
         return float(cell == GOAL), cell in (GOAL, HOLE)
 
     def rows(self) -> list[str]:
-        """Return the lake with the player in it; the start is frozen like the rest."""
+        """Return the lake with the player in it; the start is shown as frozen."""
         rows = [row.replace(START, FROZEN) for row in self._lake]
         row, column = self._player
         rows[row] = rows[row][:column] + PLAYER + rows[row][column + 1 :]
@@ -88,11 +89,11 @@ class FrozenLakeEnv(GridEnv):
 
     @property
     def solved(self) -> bool:
-        """Whether the player stands on the goal."""
+        """Whether the player is on the goal."""
         return self._cell == GOAL
 
     def oracle(self) -> str | None:
-        """Return the first move of a shortest path (as if the ice did not slip)."""
+        """Return the first move of a shortest path (as if the ice was not slippery)."""
         distances = _distances(self._lake)
         here = distances.get(self._player, 0)
         if here == 0:
@@ -112,7 +113,7 @@ def _walk(lake: list[str], cell: Cell, action: str) -> Cell:
 
 
 def _distances(lake: list[str]) -> dict[Cell, int]:
-    """Return the number of moves to the goal from every cell that has a path, holes left out."""
+    """Return the number of moves to the goal from every cell with a path, except holes."""
     goal = (len(lake) - 1, len(lake) - 1)
     distances, queue = {goal: 0}, deque([goal])
     while queue:

@@ -1,7 +1,8 @@
-"""What the grid worlds share: four moves, tasks with seeds of their own, and terse pages.
+"""Base of the grid worlds: four moves, tasks with their own seeds, and terse pages.
 
-Takes: a task (split and index) and words. Gives: pages of letters, one a cell, each letter after a
-space so that every common tokenizer makes one token of a cell. Never: touches a model or tokenizer.
+Takes: a task (split and index) and words. Gives: pages of letters, one per cell. Each letter is
+after a space, so that every common tokenizer makes one token of a cell. Never: uses a model or
+tokenizer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAX_DRAWS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A range of task seeds, and the levels it may have (a tenth of all levels a bucket)."""
+    """A range of task seeds, and the buckets of levels it can use, each a tenth of all levels."""
 
     first_seed: int
     num_tasks: int
@@ -45,8 +46,8 @@ SPLITS = {
 class GridEnv(gymnasium.Env[Observation, str]):
     """Base of the grid worlds.
 
-    Splits differ in seeds and in levels: a level belongs to one split by its hash, so that no test
-    level is ever trained on.
+    Splits differ in seeds and in levels. The hash of a level decides which split it belongs to, so
+    no test level is used for training.
 
     Args:
         hint: Explain letters and moves on the first page.
@@ -67,35 +68,35 @@ class GridEnv(gymnasium.Env[Observation, str]):
 
     @abstractmethod
     def draw(self, rng: random.Random) -> str | None:
-        """Draw a level, one line a row, or None when the attempt was no good."""
+        """Draw a level, one line per row; None if the attempt failed."""
 
     @abstractmethod
     def load(self, level: str) -> None:
-        """Begin at the start of a level."""
+        """Start at the start of a level."""
 
     @abstractmethod
     def move(self, action: str) -> tuple[float, bool]:
-        """Carry out one of the four moves and return the reward and whether the game ended."""
+        """Carry out one of the four moves; return the reward and whether the game ended."""
 
     @abstractmethod
     def rows(self) -> list[str]:
-        """Return the present grid, one letter a cell."""
+        """Return the current grid, one letter per cell."""
 
     @property
     @abstractmethod
     def solved(self) -> bool:
-        """Whether the goal has been reached."""
+        """Whether the goal is reached."""
 
     @abstractmethod
     def oracle(self) -> str | None:
-        """Return the first move of a shortest solution, or None when there is none."""
+        """Return the first move of a shortest solution; None if there is none."""
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has."""
+        """Return the number of tasks of a split."""
         return _split(split).num_tasks
 
     def level(self, split: str, index: int) -> str:
-        """Return the level of a task, one line a row."""
+        """Return the level of a task, one line per row."""
         part = _split(split)
         if not 0 <= index < part.num_tasks:
             raise ValueError(f"task {index} is not in split {split!r}: 0 to {part.num_tasks - 1}")
@@ -105,13 +106,13 @@ class GridEnv(gymnasium.Env[Observation, str]):
             if level is not None and _bucket(level) in part.buckets:
                 return level
         raise ValueError(
-            f"no level for split {split!r} in {_MAX_DRAWS} draws: the options leave too few"
+            f"no level for split {split!r} in {_MAX_DRAWS} draws: the options allow too few levels"
         )
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin the task of ``options`` (``task``, ``split``), or one drawn by ``seed``."""
+        """Start the task of ``options`` (``task``, ``split``), or one drawn by ``seed``."""
         super().reset(seed=seed)
         options = options or {}
         split = options.get("split", "train")
@@ -124,7 +125,7 @@ class GridEnv(gymnasium.Env[Observation, str]):
         return (f"{self.explanation}\n{page}" if self.hint else page), self._info()
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Move, or stay where the action is none of the four words."""
+        """Move; any other word than the four moves has no effect."""
         if self._over:
             raise RuntimeError("the episode is over: call reset() first")
         word = action.strip().lower()
@@ -140,9 +141,9 @@ class GridEnv(gymnasium.Env[Observation, str]):
         self._over = True
 
     def corpus(self) -> Iterator[str]:
-        """Yield pages and moves of training tasks, without end in sight.
+        """Yield pages and moves of training tasks, a very large number of them.
 
-        Half of the moves are the oracle's and half are random, so that all words come often.
+        Half of the moves are the oracle's and half are random, so that every word is frequent.
         """
         for index in range(self.num_tasks("train")):
             page, _ = self.reset(seed=index, options={"task": index, "split": "train"})
@@ -169,7 +170,7 @@ class GridEnv(gymnasium.Env[Observation, str]):
 
 
 def moved(cell: Cell, action: str) -> Cell:
-    """Return the neighbour of ``cell`` that ``action`` leads to (perhaps outside the grid)."""
+    """Return the neighbour of ``cell`` in the direction ``action``; it can be outside the grid."""
     row, column = MOVES[action]
     return cell[0] + row, cell[1] + column
 

@@ -1,8 +1,8 @@
-"""Sokoban as text, with levels of its own.
+"""Sokoban as text, with generated levels.
 
-Takes: ``left``, ``down``, ``right`` or ``up``. Gives: the room, and 1 when every box is on its
+Takes: ``left``, ``down``, ``right`` or ``up``. Gives: the room, and 1 if every box is on its
 target. Levels are made by playing backwards: boxes start on their targets and are pulled away, so
-that each can be solved, within ``max_turns`` too. Never: offers a level that cannot be solved.
+each level can be solved within ``max_turns``. Never: gives a level that cannot be solved.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ WALL, FLOOR, TARGET, BOX, DONE, PLAYER, ON_TARGET = "WFTBDPQ"
 
 
 class SokobanEnv(GridEnv):
-    """Push every box onto a target; a box can be pushed, never pulled, and only one at a time.
+    """Push every box onto a target; a box can be pushed, not pulled, and only one at a time.
 
     Args:
-        size: Cells along each side, the surrounding wall not counted.
-        num_boxes: Boxes, and targets.
-        wall_probability: Chance of each cell to be a wall.
-        num_pulls: How often a box was pulled to make the level from its solution.
+        size: Cells along each side, without the surrounding wall.
+        num_boxes: Number of boxes, and of targets.
+        wall_probability: Probability that a cell is a wall.
+        num_pulls: Maximum number of pulls that make the level from its solution.
         max_turns: Turns after which an episode is truncated.
         hint: Explain letters and moves on the first page.
 
     Raises:
-        ValueError: When an option is outside its range.
+        ValueError: If an option is outside its range.
     """
 
     heading: ClassVar[str] = "room"
@@ -68,7 +68,7 @@ class SokobanEnv(GridEnv):
         self._plan: list[str] = []
 
     def draw(self, rng: random.Random) -> str | None:
-        """Draw a level, or None when the room falls apart or gives no level."""
+        """Draw a level; None if the room has separated parts or gives no level."""
         cells = [(row, column) for row in range(self._size) for column in range(self._size)]
         floor = frozenset(c for c in cells if rng.random() >= self.config.wall_probability)
         if len(floor) < self.config.num_boxes + 2:
@@ -84,7 +84,7 @@ class SokobanEnv(GridEnv):
         return "\n".join(self.rows())
 
     def load(self, level: str) -> None:
-        """Stand at the start of a level."""
+        """Start at the start of a level."""
         grid = {(r, c): x for r, row in enumerate(level.split("\n")) for c, x in enumerate(row)}
         self._floor = frozenset(c for c, letter in grid.items() if letter != WALL)
         self._targets = frozenset(c for c, x in grid.items() if x in (TARGET, DONE, ON_TARGET))
@@ -94,13 +94,13 @@ class SokobanEnv(GridEnv):
         self._plan = []
 
     def move(self, action: str) -> tuple[float, bool]:
-        """Walk or push; walls, and boxes with no room behind them, stay."""
+        """Walk or push; walls, and boxes with no free cell behind them, do not move."""
         self._plan = self._plan[1:] if self._plan and self._plan[0] == action else []
         self._state = _push(self._floor, self._state, action)
         return float(self.solved), self.solved
 
     def rows(self) -> list[str]:
-        """Return the room, one letter a cell."""
+        """Return the room, one letter per cell."""
         size = range(self._size)
         return ["".join(self._letter((row, column)) for column in size) for row in size]
 
@@ -110,7 +110,7 @@ class SokobanEnv(GridEnv):
         return self._state[1] == self._targets
 
     def oracle(self) -> str | None:
-        """Return the first move of a shortest solution, or None when a box is stuck for good."""
+        """Return the first move of a shortest solution; None if the level is no longer solvable."""
         if not self._plan:
             self._plan = solve(self._floor, self._targets, self._state) or []
         return self._plan[0] if self._plan else None
@@ -131,7 +131,7 @@ class SokobanEnv(GridEnv):
         return TARGET if target else FLOOR
 
     def _pull_apart(self, rng: random.Random, solution: State) -> State | None:
-        """Play backwards from ``solution``; None when the way back takes too many moves."""
+        """Play backwards from ``solution``; None if the way back takes too many moves."""
         (player, boxes), num_moves = solution, 0
         seen = {boxes}
         for _ in range(self.config.num_pulls):
@@ -148,13 +148,13 @@ class SokobanEnv(GridEnv):
 
 
 def solve(floor: Boxes, targets: Boxes, start: State) -> list[str] | None:
-    """Return a shortest list of moves that solves the level, by A*, or None when there is none.
+    """Return a shortest list of moves that solves the level, by A*; None if there is none.
 
-    The bound on the rest is the sum of each box's Manhattan distance to its nearest target.
+    The heuristic is the sum of each box's Manhattan distance to its nearest target.
     """
     came: dict[State, tuple[State, str] | None] = {start: None}
     cost = {start: 0}
-    # The running number breaks ties, so that the plan does not hang on how sets compare.
+    # The running number breaks ties, so that the plan does not depend on how sets compare.
     queue = [(_bound(start[1], targets), 0, start)]
     number = 0
     while queue:
@@ -198,7 +198,7 @@ def _push(floor: Boxes, state: State, action: str) -> State:
 
 
 def _walks(floor: Boxes, boxes: Boxes, player: Cell) -> dict[Cell, int]:
-    """Return the number of moves to every cell that can be walked to without pushing."""
+    """Return the number of moves to every cell that can be reached without pushing."""
     walks, queue = {player: 0}, deque([player])
     while queue:
         cell = queue.popleft()
@@ -211,7 +211,7 @@ def _walks(floor: Boxes, boxes: Boxes, player: Cell) -> dict[Cell, int]:
 
 
 def _pulls(floor: Boxes, boxes: Boxes, walks: dict[Cell, int]) -> list[tuple[Cell, Cell, Boxes]]:
-    """Return every pull as (where the player stands, where it ends up, the boxes after)."""
+    """Return every pull as (player before the pull, player after it, boxes after it)."""
     pulls = []
     for box in sorted(boxes):
         for action in ACTIONS:

@@ -1,7 +1,7 @@
-"""A stock clerk: two questions to a tool, one answer. The smallest environment with tools.
+"""A stock clerk: two tool calls, one answer. The smallest environment with tools.
 
-Takes: actions as ``rollart_core.rollout.tools`` writes them. Gives: 1 for the right answer, 0 for
-another, and for none within the episode. Never: tells the numbers in any other way than by its
+Takes: actions in the format of ``rollart_core.rollout.tools``. Gives: 1 for the right answer, 0 for
+a wrong one or no answer in the episode. Never: shows the numbers in any other way than through its
 tool.
 """
 
@@ -14,17 +14,17 @@ from rollart_core.rollout.tools import Call, ToolAction, ToolEnv, ToolError, Too
 
 THINGS = ("shirts", "lamps", "cups", "hats", "bags", "chairs", "books", "bowls")
 SPLITS = {"train": (0, 100_000), "warm": (1_000_000, 1_000), "test": (2_000_000, 1_000)}
-"""First seed, and how many tasks."""
+"""First seed and number of tasks."""
 
 
 class StockEnv(ToolEnv):
-    """Say of which of two things there are more, after looking both up.
+    """Answer which of two items there are more of, after looking up both.
 
     Args:
-        most: Largest number of things in stock.
+        most: Largest number of items in stock.
 
     Raises:
-        ValueError: When an option is outside its range.
+        ValueError: If an option is outside its range.
     """
 
     def __init__(self, *, most: int = 9) -> None:
@@ -36,11 +36,11 @@ class StockEnv(ToolEnv):
         self._stock: dict[str, int] = {}
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has."""
+        """Return the number of tasks of a split."""
         return _split(split)[1]
 
     def begin(self, task: int, split: str, seed: int | None) -> str:
-        """Draw the things and how many there are of them; the task alone decides."""
+        """Draw the items and their numbers; only the task decides them."""
         first, num_tasks = _split(split)
         if not 0 <= task < num_tasks:
             raise ValueError(f"task {task} of split {split!r}, which has {num_tasks}")
@@ -61,12 +61,12 @@ class StockEnv(ToolEnv):
         return str(self._stock[item])
 
     def said(self, content: str) -> ToolResult:
-        """Take the answer."""
+        """Score the answer."""
         right = content.strip() == self._answer()
         return ToolResult("right" if right else "wrong", float(right), done=True, success=right)
 
     def oracle(self) -> str:
-        """Look both up at once, then answer."""
+        """Look up both items in one turn, then answer."""
         if len(self._known) == len(self._asked):
             return ToolAction(self._answer()).text()
         return ToolAction("", tuple(Call("stock", {"item": item}) for item in self._asked)).text()

@@ -1,8 +1,8 @@
 """WebShop: shop for a product that fits an instruction.
 
-The simulated shop of Yao et al., "WebShop: Towards Scalable Real-World Web Interaction with
-Grounded Language Agents" (arXiv 2207.01206), written anew. The environment class is imported when
-it is asked for, so that reading :mod:`rollart_envs.webshop.config` stays cheap.
+A simulated shop after Yao et al., "WebShop: Towards Scalable Real-World Web Interaction with
+Grounded Language Agents" (arXiv 2207.01206), implemented again. The environment class is imported
+on first access, so that importing :mod:`rollart_envs.webshop.config` stays cheap.
 """
 
 from __future__ import annotations

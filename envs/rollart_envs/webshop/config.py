@@ -1,7 +1,7 @@
 """The options of WebShop, as a pydantic model that imports nothing heavy.
 
-Takes: plain mappings. Gives: a frozen :class:`WebShopConfig`, which knows what of it is not there.
-Never: reads the data files; that is :mod:`rollart_envs.webshop.shop`'s work, when the first
+Takes: plain mappings. Gives: a frozen :class:`WebShopConfig`, which reports what is missing on this
+machine. Never: reads the data files; :mod:`rollart_envs.webshop.shop` does that when the first
 environment is made.
 """
 
@@ -25,24 +25,24 @@ NounTagger = Literal["auto", "spacy", "builtin"]
 
 
 class WebShopConfig(BaseModel):
-    """What a WebShop environment can be told. With ``data_dir`` and defaults it is upstream's.
+    """Options of a WebShop environment. With ``data_dir`` and defaults it behaves as upstream.
 
-    The small form for small models is ``observation_mode: terse``, ``page_handles: true``,
-    ``results_per_page: 3``, ``instruction: first_page``.
+    Use ``observation_mode: terse``, ``page_handles: true``, ``results_per_page: 3`` and
+    ``instruction: first_page`` for small models.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     data_dir: Path | None = Field(
-        None, description="Folder with the official files; none: the generated catalogue."
+        None, description="Folder with the official files. If not set: the generated catalogue."
     )
     observation_mode: ObservationMode = Field(
         "text",
         description="text, text_rich and html are upstream's; terse prints only what a purchase "
-        "needs, everything clickable in brackets.",
+        "needs, with everything clickable in brackets.",
     )
     goals: Goals = Field(
-        "synthetic", description="Instructions made from a template, or written in free words."
+        "synthetic", description="Instructions made from a template, or written by people."
     )
     seed: Seed = Field(
         0, description="Draws ranged prices and price limits (and the generated catalogue)."
@@ -54,38 +54,38 @@ class WebShopConfig(BaseModel):
         10, description="Products on a page of search results."
     )
     instruction: InstructionOn = Field(
-        "every_page", description="Which pages print the instruction."
+        "every_page", description="The pages that print the instruction."
     )
     num_products: Annotated[int, Field(ge=8, le=MOST)] | None = Field(
         None,
-        description="Products in the catalogue: the first so many of the files (none: all), "
-        f"or how many to generate (none: 560), at most {MAX_PRODUCTS:,}.",
+        description="Products in the catalogue. Official files: the first ones (default: all). "
+        f"Generated: the number to make (default: 560), at most {MAX_PRODUCTS:,}.",
     )
     difficulty: Difficulty | None = Field(
         None,
-        description="Of the generated catalogue (none: 1). 1: one attribute, the right product is "
-        "nearly always the first result. 2: two attributes, results in shuffled order. "
-        "3: also a third option, of look-alike values of two words.",
+        description="Of the generated catalogue (default: 1). 1: one attribute; the right product "
+        "is nearly always the first result. 2: two attributes; results are shuffled. "
+        "3: also a third option with similar values of two words.",
     )
     noun_tagger: NounTagger = Field(
         "auto",
-        description="Nouns for r_type: spaCy's model, the built-in rules, or spaCy's "
-        "where it is installed.",
+        description="Nouns for r_type: spaCy's model, the built-in rules, or auto: spaCy's "
+        "if it is installed.",
     )
 
     @model_validator(mode="after")
     def _has_effect(self) -> WebShopConfig:
         if self.data_dir is not None and self.difficulty is not None:
-            raise ValueError("difficulty shapes the generated catalogue: drop it, or drop data_dir")
+            raise ValueError("difficulty needs the generated catalogue: remove it, or data_dir")
         if self.data_dir is None and (self.num_products or 0) > MAX_PRODUCTS:
             raise ValueError(
                 f"num_products: the generated catalogue has at most {MAX_PRODUCTS}, not "
-                f"{self.num_products}: ask for fewer, or set data_dir"
+                f"{self.num_products}; use a smaller number, or set data_dir"
             )
         return self
 
     def missing(self) -> dict[str, str]:
-        """Return the official files, or the tagger, that this machine has not."""
+        """Return a problem for each official file or tagger that is missing on this machine."""
         found = {}
         if self.data_dir is not None:
             try:

@@ -1,14 +1,15 @@
 """The WebShop environment: one visit to the shop as a Gymnasium episode.
 
 Takes: actions ``search[words]`` and ``click[name]``. Gives: pages as text, and the shop's reward
-when something is bought. Never: keeps anything outside the instance but the shared, immutable shop.
+when something is bought. Never: keeps state outside the instance, except the shared, immutable
+shop.
 
-``search[...]`` works on every page, ``click[x]`` only on what is clickable; any other action
-changes nothing and says so in ``info["invalid_action"]``. An episode ends with ``click[buy now]``
-alone; how many turns it may take is the caller's to say. Success is a reward of exactly 1.
+``search[...]`` works on every page, ``click[x]`` only on what is clickable. Any other action
+changes nothing and is reported in ``info["invalid_action"]``. Only ``click[buy now]`` ends an
+episode; the caller limits the number of turns. Success is a reward of exactly 1.
 
-The expert (:func:`next_action`) knows the goal and does not cheat the shop: it searches, pages and
-clicks as a visitor does, and only chooses its query by looking up where the product will stand.
+The expert (:func:`next_action`) has access to the goal but uses the shop as any visitor: it
+searches, pages and clicks. It chooses its query by looking up the rank of the product.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ class WebShopEnv(gymnasium.Env[str, str]):
 
     @property
     def session(self) -> Session:
-        """The present visit.
+        """The current visit.
 
         Raises:
-            ResetNeeded: There is none yet.
+            ResetNeeded: If there is none yet.
         """
         if self._session is None:
             raise ResetNeeded("call reset() before the first step")
@@ -94,11 +95,11 @@ class WebShopEnv(gymnasium.Env[str, str]):
 
     @property
     def goal(self) -> Goal:
-        """What the present visit is for."""
+        """The goal of the current visit."""
         return self.session.goal
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks ``split`` has."""
+        """Return the number of tasks of ``split``."""
         return len(self._split(split))
 
     def task_clusters(self, split: str) -> list[str]:
@@ -108,15 +109,15 @@ class WebShopEnv(gymnasium.Env[str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin a visit.
+        """Start a visit.
 
         Args:
-            seed: Draws the goal, by upstream's weights, where ``options`` do not say which.
+            seed: Draws the goal, with upstream's weights, if ``options`` do not select one.
             options: ``{"task": i, "split": "train"}`` for the i-th goal of a split, or
-                ``{"goal": i}`` for one of the whole list; ``{"split": ...}`` alone draws from it.
+                ``{"goal": i}`` for one of the whole list; only ``{"split": ...}`` draws from it.
 
         Raises:
-            ValueError: No such option, split, task or goal.
+            ValueError: If the option, split, task or goal does not exist.
         """
         super().reset(seed=seed)
         index = self._choose_goal(options or {})
@@ -130,7 +131,7 @@ class WebShopEnv(gymnasium.Env[str, str]):
         return self._observe(first=True), self._info(invalid=False)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Do ``action`` and return observation, reward, terminated, truncated, info."""
+        """Carry out ``action``; return observation, reward, terminated, truncated, info."""
         session = self.session
         if not isinstance(action, str):
             raise TypeError(f"an action is a str such as 'search[soft boots]', not {action!r:.80}")
@@ -144,11 +145,11 @@ class WebShopEnv(gymnasium.Env[str, str]):
         return self._observe(first=first), reward, outcome is not None, False, info
 
     def oracle(self) -> str | None:
-        """Return the expert's next action, or None when the visit is over."""
+        """Return the expert's next action; None if the visit is over."""
         return next_action(self.session)
 
     def corpus(self) -> Iterator[str]:
-        """Yield the texts of expert visits to ``train`` goals: pages and actions, in turn."""
+        """Yield the texts of expert visits to ``train`` goals: pages and actions in turn."""
         goals = self._split("train")
         stride = max(1, len(goals) // _NUM_CORPUS_EPISODES)
         visitor = WebShopEnv(**self.config.model_dump())
@@ -181,7 +182,7 @@ class WebShopEnv(gymnasium.Env[str, str]):
     def _choose_goal(self, options: dict[str, Any]) -> int:
         unknown = sorted(set(options) - {"task", "split", "goal"})
         if unknown:
-            raise ValueError(f"unknown reset option {unknown[0]!r}; there are task, split, goal")
+            raise ValueError(f"unknown reset option {unknown[0]!r}; use task, split or goal")
         if "goal" in options:
             return _checked(options["goal"], len(self.shop.goals), "goal")
         if "task" in options:
@@ -253,7 +254,7 @@ _NEVER = 10**6
 
 
 def next_action(session: Session) -> str | None:
-    """Return the expert's next action, or None when the visit is over."""
+    """Return the expert's next action; None if the visit is over."""
     if session.page == PageKind.DONE:
         return None
     if session.page == PageKind.SUB:
@@ -282,9 +283,9 @@ def asked_words(goal: Goal) -> str:
 
 
 def find_query(shop: Shop, goal: Goal, page_size: int) -> tuple[str, int]:
-    """Return the simplest query that puts the product on the first page, and that page's number.
+    """Return the simplest query with the product on the first page, and the page number.
 
-    Where none does, the one whose results hold it soonest.
+    If there is none, return the query with the product on the earliest page.
     """
     best, best_page = "", _NEVER
     for query in _queries(goal):
@@ -319,7 +320,7 @@ def _on_results(session: Session, page_number: int) -> str:
 
 
 def _missing_option(session: Session) -> str | None:
-    """Return the first wanted value that is still to be clicked."""
+    """Return the first wanted value that is not clicked yet."""
     chosen = list(session.options.values())
     for wanted in session.goal.option_values:
         if any(_fits(value, wanted) for value in chosen):

@@ -1,4 +1,4 @@
-"""The official files: what they are called, and where they lie.
+"""The official files: their names and paths.
 
 Takes: a folder. Gives: paths. Never: opens a file.
 """
@@ -17,12 +17,12 @@ _ALL: Final = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json"
 
 
 def find_files(data_dir: Path) -> tuple[Path, Path, Path]:
-    """Return the files of products, of attributes and of free-word instructions.
+    """Return the files of products, of attributes and of human instructions.
 
-    Those of 1,000 products are taken where they are there, else those of all products.
+    The files of 1,000 products are used if they exist, else those of all products.
 
     Raises:
-        ValueError: When there is no such folder, or it lacks one of them.
+        ValueError: If the folder does not exist, or one of the files is missing.
     """
     if not data_dir.is_dir():
         raise ValueError(f"no such folder: {data_dir}")
@@ -36,6 +36,6 @@ def _find(data_dir: Path, pattern: str, whole: str) -> Path:
     found = sorted(data_dir.glob(pattern)) or sorted(data_dir.glob(whole))
     if not found:
         raise ValueError(
-            f"{data_dir} has no {pattern} (nor {whole}); it should hold the official WebShop files"
+            f"{data_dir} has no {pattern} (nor {whole}); it must have the official WebShop files"
         )
     return found[0]

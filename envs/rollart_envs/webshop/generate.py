@@ -1,21 +1,21 @@
 """The generated catalogue: made by code from a seed, in the schema of the official files.
 
-Takes: a number of products, a difficulty and a seed. Gives: ``(rows, attributes, human)`` as the
-three official files would hold them. Never: draws from a global random state or copies real data.
+Takes: a number of products, a difficulty and a seed. Gives: ``(rows, attributes, human)`` as in the
+three official files. Never: draws from a global random state or copies real data.
 
-Design. Every product is one pair (attribute, noun) that no other product has, sold in two options
-of three or four values each. The words are few and shared, the combinations are not: a test product
-is made of words the policy has met, in a combination it has not. So what is to be learned is to
-*copy* from the instruction into the query and the clicks, not to know the catalogue by heart.
-No value is a fuzzy match for another one of its product, so every option must be right.
+Design. Every product is a pair (attribute, noun) that no other product has, sold in two options of
+three or four values each. The words are few and shared, but the combinations are not: a test
+product consists of words that the policy has seen, in a combination that it has not. So the policy
+must learn to *copy* from the instruction into the query and the clicks, not to memorise the
+catalogue. No value is a fuzzy match for another one of its product, so every option must be right.
 
-The words are all invented for the catalogue, none is taken from a data set. They are short, so that
-a small byte-pair vocabulary holds each as one token, and no word is in two lists, so that each says
-by itself what it is.
+All words are invented for the catalogue; none is taken from a data set. They are short, so that a
+small byte-pair vocabulary has one token for each. No word is in two lists, so that each word shows
+its category.
 
-Difficulty 1 asks for the pair, and a search for it puts the product first. Difficulty 2 asks for
-two attributes, look-alikes have one of them, and the shop shows the first page's worth of results
-in an order that says nothing. Difficulty 3 adds a third option, of two words that its values share.
+Difficulty 1 asks for the pair, and a search for it returns the product first. Difficulty 2 asks for
+two attributes, similar products have one of them, and the shop shows the results of the first page
+in random order. Difficulty 3 adds a third option with values of two words that share words.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BRANDS = _words(
     "Arlo Basil Corvo Delta Ember Fjord Gusto Halo Indra Jova Kite Lumo Mirra Noro Orbi Pella "
     "Quill Riva Sento Tova"
 )
-"""In titles, never in instructions."""
+"""Used in titles, never in instructions."""
 
 ATTRIBUTES = _words(
     "soft warm light thick thin sturdy quiet bright fresh smooth rugged simple fancy padded vented "
@@ -53,12 +53,12 @@ MATERIALS = _words("oak steel bamboo glass marble wicker pine brass cork ceramic
 STYLES = _words("classic modern sport retro urban nordic floral plain striped dotted")
 HOWS = _words("hand deep double")
 FINISHES = _words("waxed coated polished brushed tinted")
-"""With ``HOWS`` before them, at difficulty 3: ``hand waxed`` beside ``deep waxed``."""
+"""Combined with ``HOWS`` at difficulty 3: ``hand waxed`` and ``deep waxed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A department of the shop: what it sells and what one can choose."""
+    """A department of the shop: its products and their options."""
 
     category: str
     path: str
@@ -98,10 +98,10 @@ _ASIN_LETTERS = "BCDFGHJKLMNPQRSTVWXZ0123456789"
 
 
 def generate(num_products: int = DEFAULT_NUM_PRODUCTS, difficulty: int = 1, seed: int = 0) -> Rows:
-    """Return products, their attributes and instructions, and instructions in free words.
+    """Return products, their attributes and instructions, and human-style instructions.
 
     Raises:
-        ValueError: More products are asked for than there are pairs of words.
+        ValueError: If there are fewer pairs of words than ``num_products``.
     """
     if num_products > MAX_PRODUCTS:
         raise ValueError(
@@ -120,7 +120,7 @@ def generate(num_products: int = DEFAULT_NUM_PRODUCTS, difficulty: int = 1, seed
 
 
 def _pairs(num_products: int, rng: random.Random) -> list[tuple[Kind, str, str]]:
-    """Return distinct (noun, attribute) pairs, the nouns used evenly, in random order."""
+    """Return distinct (noun, attribute) pairs, with nouns used evenly, in random order."""
     nouns = [(kind, noun) for kind in KINDS for noun in kind.nouns]
     decks = [rng.sample(ATTRIBUTES, len(ATTRIBUTES)) for _ in nouns]
     pairs = [
@@ -182,7 +182,7 @@ def _free_words(
 
 
 def _options(kind: Kind, difficulty: int, rng: random.Random) -> dict[str, list[str]]:
-    """Return option name -> values, in the order of the names (that of the instruction)."""
+    """Return option name -> values, in the order of the names (as in the instruction)."""
     groups = {name: rng.sample(values, rng.randint(3, 4)) for name, values in kind.options}
     if difficulty == 3:
         finishes = [f"{how} {finish}" for how in HOWS for finish in FINISHES]

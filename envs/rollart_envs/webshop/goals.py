@@ -1,8 +1,8 @@
-"""Goals: what a shopper is sent out for.
+"""Goals: the shopping tasks.
 
 Takes: products and their true prices. Gives: upstream's list of goals, in upstream's order. Never:
-touches a global random state: price limits come from the caller's generator, and the final order
-from a private one with upstream's seed.
+uses a global random state. Price limits come from the caller's generator, and the final order from
+a private one with upstream's seed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Goal:
     attributes: tuple[str, ...]
     price_upper: float
     goal_options: Mapping[str, str] | Sequence[str]
-    """Synthetic goals name the option of each value, human ones do not."""
+    """Synthetic goals have the option name of each value; human ones do not."""
     weight: float = 1.0
 
     @property
@@ -63,7 +63,7 @@ def synthetic_goals(
 def human_goals(
     products: Iterable[Product], prices: Mapping[str, float], rng: random.Random
 ) -> list[Goal]:
-    """Return a goal for each instruction in free words that asks for an attribute."""
+    """Return a goal for each human instruction that asks for an attribute."""
     goals = []
     for product in products:
         for human in product.human:
@@ -76,7 +76,7 @@ def human_goals(
 
 
 def shuffled(goals: Sequence[Goal]) -> tuple[Goal, ...]:
-    """Return the goals in the order upstream's server gives them."""
+    """Return the goals in the order of upstream's server."""
     order = list(goals)
     random.Random(SHUFFLE_SEED).shuffle(order)
     return tuple(order)
@@ -103,7 +103,7 @@ def _goal(
 
 
 def _price_limit(price: float, rng: random.Random) -> tuple[float, str]:
-    """Draw a limit among the next four tens above ``price``, never the nearest of a drawn pair."""
+    """Draw two of the next four tens above ``price`` and return the larger one as the limit."""
     steps = [p for p in _PRICE_STEPS if p > price][:4]
     if len(steps) < 2:
         return NO_LIMIT, ""

@@ -1,7 +1,7 @@
 """The nouns of a product title, for the type part of the reward.
 
-Takes: a title. Gives: its nouns in lower case, repeats kept. Upstream asks spaCy; where spaCy's
-small English model is not installed, rules stand in, and the result says which one spoke.
+Takes: a title. Gives: its nouns in lower case, with repeats. Upstream uses spaCy. If spaCy's small
+English model is not installed, rules are used, and the result names the tagger that was used.
 Never: imports spaCy before a tagger that needs it is made.
 """
 
@@ -34,14 +34,14 @@ class Nouns(Protocol):
     """A noun tagger."""
 
     name: str
-    """What ``info["noun_tagger"]`` says."""
+    """The value of ``info["noun_tagger"]``."""
 
     def __call__(self, text: str) -> tuple[str, ...]:
         """Return the nouns of ``text`` in lower case."""
 
 
 class RuleNouns:
-    """Every word that is no number, no function word and has no adjective's ending."""
+    """Every word that is not a number or function word and has no adjective ending."""
 
     name = "builtin"
 
@@ -78,10 +78,10 @@ def has_spacy() -> bool:
 
 
 def make_nouns(which: Literal["auto", "spacy", "builtin"]) -> Nouns:
-    """Return the tagger asked for.
+    """Return the requested tagger.
 
     Raises:
-        ValueError: ``spacy`` is asked for and it or its model is not installed.
+        ValueError: If ``spacy`` is requested and it or its model is not installed.
     """
     installed = has_spacy()
     if which == "spacy" and not installed:

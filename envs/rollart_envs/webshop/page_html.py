@@ -1,10 +1,10 @@
-"""Pages as HTML, markup for markup what upstream's server sends.
+"""Pages as HTML, with the same markup as upstream's server.
 
-Takes: a session. Gives: the page. Never: changes the session, or lets a product's text break out of
-its place: all values are escaped.
+Takes: a session. Gives: the page. Never: changes the session, or lets a product's text break the
+markup: all values are escaped.
 
-The frames of the pages are templates, with ``§{name}`` where a value goes. Their markup, odd as it
-is in places, is what upstream's pages consist of: agents read it as it stands.
+The frames of the pages are templates, with ``§{name}`` for each value. Their markup, although odd
+in places, is that of upstream's pages, which agents read.
 """
 
 # ruff: noqa: E501 (a line of markup is one line)
@@ -42,17 +42,17 @@ def html(session: Session, instruction: str | None) -> str:
 
 
 def escape(text: object) -> str:
-    """Return ``text`` safe for a place in markup."""
+    """Return ``text`` escaped for markup."""
     return str(text).translate(_ESCAPES)
 
 
 def script_json(value: object) -> str:
-    """Return ``value`` as JSON, keys in order, safe inside a script."""
+    """Return ``value`` as JSON, with sorted keys, escaped for a script."""
     return json.dumps(value, sort_keys=True).translate(_SCRIPT_ESCAPES)
 
 
 def _url(session: Session, **params: object) -> str:
-    """Return the address with ``params``; ``keywords=...`` stands for the session's own."""
+    """Return the address with ``params``; ``keywords=...`` inserts the session's own keywords."""
     parts = [f"/?session_id={session.goal_index}"]
     for name, value in params.items():
         if name == "keywords":
@@ -177,12 +177,12 @@ def _done(session: Session) -> str:
 
 
 class Markup(Template):
-    """A template whose values stand as ``§{name}``, since scripts are full of dollars."""
+    """A template with values as ``§{name}``, because scripts contain many dollar signs."""
 
     delimiter = "§"
 
     def __init__(self, template: str) -> None:
-        # Editors strip a space that ends a line, so the source has a sign for it.
+        # Editors strip trailing spaces, so the source has a sign for them.
         super().__init__(template.replace("␠", " "))
 
 

@@ -1,18 +1,18 @@
-"""Pages as text: upstream's ``text`` and ``text_rich``, and a terse form of our own.
+"""Pages as text: upstream's ``text`` and ``text_rich``, and a terse form.
 
 Takes: a session. Gives: the observation. Never: changes the session.
 
-Upstream renders HTML, parses it again and keeps the text nodes; here the nodes are listed
-straight away. The terse form prints only what a purchase needs, and prints an option exactly as it
-stands inside ``click[...]``: in brackets, no space after the opening one, so that a byte-level
-tokenizer makes the same tokens of it on the page, in the instruction and in the action:
+Upstream renders HTML, parses it again and keeps the text nodes; this module lists the nodes
+directly. The terse form prints only what a purchase needs, and prints an option exactly as in
+``click[...]``: in brackets, with no space after the opening one. A byte-level tokenizer then makes
+the same tokens of it on the page, in the instruction and in the action:
 
     Find me soft boots with color: [teal], and size: [wide], and price lower than 40.00 dollars
     [search]                                        > search[soft boots]
     [item 1] Halo soft boots $31.5 ...              > click[item 1]
     Halo soft boots $31.5
     color: [red] [teal] [plum] ...                  > click[teal]
-    color: teal                                     (an option's click is answered by the choice)
+    color: teal                                     (the response to an option's click)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rollart_envs.webshop.session import (
 
 
 class Tag(Enum):
-    """What a piece of text stands in, as far as ``text_rich`` shows it."""
+    """The element that a text is in, as far as ``text_rich`` shows it."""
 
     TEXT = 0
     BUTTON = 1
@@ -47,7 +47,7 @@ Node = tuple[Tag, str]
 
 
 def text(session: Session, instruction: str | None) -> str:
-    """Return the page as one line, its texts parted by ``[SEP]``."""
+    """Return the page as one line, with its texts separated by ``[SEP]``."""
     return " [SEP] ".join(t.strip() for _, t in _nodes(session, instruction) if not _blank(t))
 
 
@@ -69,7 +69,7 @@ def text_rich(session: Session, instruction: str | None) -> str:
 
 
 def terse(session: Session, instruction: str | None) -> str:
-    """Return the least text a purchase needs; an option's click is answered by the choice alone."""
+    """Return the least text that a purchase needs; after an option's click only the choice."""
     if session.page == PageKind.ITEM and session.last_option is not None:
         lines = [f"{name}: {value}" for name, value in session.options.items()]
     else:
@@ -89,7 +89,7 @@ def terse_instruction(goal: Goal) -> str:
 
 
 def _blank(t: str) -> bool:
-    """Tell whether an HTML parser drops ``t``: nothing, or white space with a line break."""
+    """Return whether an HTML parser drops ``t``: empty, or white space with a line break."""
     return not t or ("\n" in t and not t.strip(" \n\t\f\r"))
 
 

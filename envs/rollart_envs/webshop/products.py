@@ -1,7 +1,8 @@
-"""Products as the shop keeps them, cleaned in upstream's manner.
+"""Products as the shop keeps them, cleaned as upstream does.
 
-Takes: rows of upstream's ``items_*.json`` with the attribute and instruction files beside it.
-Gives: :class:`Product` records and seeded prices. Never: reads a file or a global random state.
+Takes: rows of upstream's ``items_*.json`` with the attribute and instruction files of the folder.
+Gives: :class:`Product` records and seeded prices. Never: reads a file or uses a global random
+state.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MAX_ASIN_LEN = 10
 
 @dataclass(frozen=True, slots=True)
 class HumanInstruction:
-    """One instruction in free words, with what it asks for."""
+    """One human instruction, with the attributes and options it asks for."""
 
     text: str
     attributes: tuple[str, ...]
@@ -35,7 +36,7 @@ class Product:
     asin: str
     category: str
     query: str
-    """The search words it was found by; lower case."""
+    """The search words that found it, in lower case."""
     product_category: str
     """A path such as ``Home › Bedding › Pillows``."""
     title: str
@@ -59,7 +60,7 @@ class Product:
 def load_products(
     rows: Iterable[Row], attributes: Mapping[str, Row], human: Mapping[str, Sequence[Row]]
 ) -> list[Product]:
-    """Clean ``rows``, dropping ids that are no ASIN and repeated ones."""
+    """Clean ``rows``, without ids that are not ASINs and without repeated ids."""
     seen: set[str] = set()
     products = []
     for row in rows:
@@ -72,9 +73,9 @@ def load_products(
 
 
 def draw_prices(products: Iterable[Product], rng: random.Random) -> dict[str, float]:
-    """Return each product's true price, drawing where only a range is known.
+    """Return each product's true price, drawn if only a range is known.
 
-    One ``uniform`` for each range in the order of the products, which is upstream's order.
+    It draws one ``uniform`` per range in the order of the products, as upstream does.
     """
     return {
         p.asin: p.pricing[0] if len(p.pricing) == 1 else rng.uniform(*p.pricing[:2])

@@ -1,11 +1,11 @@
-"""Search: BM25 over the catalogue, ranking as Lucene's English index does.
+"""Search: BM25 over the catalogue, with the ranking of Lucene's English index.
 
-Takes: products, then queries. Gives: product positions, best first. Never: random, or dependent on
-the queries before; the memo only saves time.
+Takes: products, then queries. Gives: product positions, best first. Never: uses random numbers, or
+depends on earlier queries; the cache only saves time.
 
 Terms are stemmed by Porter's algorithm (M. F. Porter, "An algorithm for suffix stripping", Program
-14(3), 1980), with the two departures of his own later code that Lucene also has: ``bli -> ble`` for
-``abli -> able`` and ``logi -> log`` in step 2. Words of one or two letters stay as they are.
+14(3), 1980), with two changes from his own later code that Lucene also has: ``bli -> ble`` for
+``abli -> able`` and ``logi -> log`` in step 2. Words of one or two letters are not changed.
 
 Score of document d for query q (Robertson et al. 1994; Lucene's form, which drops the constant
 factor k1 + 1), with the length |d| rounded down to the nearest length one byte can hold:
@@ -36,7 +36,7 @@ STOP_WORDS = frozenset(
     """.split()  # noqa: SIM905 (thirty quotes say no more)
 )
 # Tokens are Unicode's words (UAX #29): letters join over . ' : ·, digits over . ' , ; — ideographs
-# and pictures (Unicode 12 emoji) stand alone, and superscripts and fractions are none.
+# and pictures (Unicode 12 emoji) are single tokens; superscripts and fractions are not tokens.
 _PICTURES = (
     "©®‼⁉™ℹ↔-↙↩↪⌚⌛⌨⎈⏏⏩-⏳⏸-⏺Ⓜ▪▫▶◀◻-◾☀-★☇-☒☔-⚅⚐-✅✈-✒✔✖✝✡✨✳✴❄❇❌❎❓-❕❗❣-❧➕-➗➡➰➿⤴⤵"
     "⬅-⬇⬛⬜⭐⭕〰〽㊗㊙\U0001f000-\U0001f0ff\U0001f170\U0001f171\U0001f17e\U0001f17f\U0001f18e"
@@ -72,7 +72,7 @@ _BY_LENGTH = {id(rules): sorted(rules, key=len, reverse=True) for rules in (_STE
 
 @lru_cache(maxsize=65536)
 def _term(token: str) -> str | None:
-    """Return the index term of a token, or None for a stop word."""
+    """Return the index term of a token; None for a stop word."""
     word = _POSSESSIVE.sub("", token).lower()
     return None if word in STOP_WORDS or not word.strip("_") else stem(word)
 
@@ -84,21 +84,21 @@ def analyze(text: str) -> list[str]:
 
 
 def document(product: Product) -> str:
-    """Return the text a product is found by: title, description, first bullet, options."""
+    """Return the indexed text of a product: title, description, first bullet, options."""
     options = ", and ".join(f"{name}: {', '.join(v)}" for name, v in product.options.items())
     bullet = product.bullets[0] if product.bullets else ""
     return " ".join([product.title, product.description, bullet, options]).lower()
 
 
 def quantised_length(length: int) -> int:
-    """Return ``length`` as one byte keeps it: exact below 40, then with 4 significant bits."""
+    """Return ``length`` as one byte stores it: exact below 40, then with 4 significant bits."""
     if length < 24:
         return length
     return _widen(_narrow(length - 24)) + 24
 
 
 def _narrow(value: int) -> int:
-    """Return ``value`` as 4 significant bits and a shift, in one number."""
+    """Return ``value`` as 4 significant bits and a shift, encoded in one number."""
     bits = value.bit_length()
     if bits < 4:
         return value
@@ -117,7 +117,7 @@ class SearchIndex:
     def __init__(self, products: Sequence[Product]) -> None:
         counts = [Counter(analyze(document(p))) for p in products]
         self.num_documents = len(products)
-        # Ties go by ASIN: candidates are looked at in that order, and sorting keeps it.
+        # Ties are ordered by ASIN: candidates are in that order, and the sort is stable.
         self._by_asin = np.array(
             sorted(range(len(products)), key=lambda i: products[i].asin), dtype=np.int64
         )
@@ -129,7 +129,7 @@ class SearchIndex:
         return self._search(query)
 
     def scores(self, query: str) -> npt.NDArray[np.float32]:
-        """Return the score of every product, ``[N]``; 0 where no term is shared."""
+        """Return the score of every product, ``[N]``; 0 if no term is shared."""
         total = np.zeros(self.num_documents, dtype=np.float64)
         for term, count in Counter(analyze(query)).items():
             posting = self._postings.get(term)
@@ -151,7 +151,7 @@ Posting = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 
 
 def _postings(counts: Sequence[Counter[str]]) -> dict[str, Posting]:
-    """Return for each term the documents that hold it and what it adds to their scores."""
+    """Return for each term the documents that contain it and its contribution to their scores."""
     n = len(counts)
     lengths = [sum(c.values()) for c in counts]
     average = np.float32(sum(lengths) / max(1, n))
@@ -213,7 +213,7 @@ def _double_consonant(word: str) -> bool:
 
 
 def _ends_cvc(word: str) -> bool:
-    """Tell whether ``word`` ends consonant-vowel-consonant, the last not w, x or y."""
+    """Return whether ``word`` ends consonant-vowel-consonant, with the last not w, x or y."""
     n = len(word)
     return (
         n >= 3
@@ -243,7 +243,7 @@ def _step1b(word: str) -> str:
 
 
 def _mend(word: str) -> str:
-    """Give back what the loss of -ed or -ing took."""
+    """Restore the letters that the removal of -ed or -ing changed."""
     if word.endswith(("at", "bl", "iz")):
         return word + "e"
     if _double_consonant(word):

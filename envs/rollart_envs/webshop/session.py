@@ -1,7 +1,7 @@
-"""An episode as a visitor of the shop lives it: which page, which query, what is chosen.
+"""The state of an episode: the page, the query and the chosen options.
 
-Takes: the shop, a goal, actions. Gives: where the visitor is, and what can be clicked. Never: makes
-text; :mod:`rollart_envs.webshop.pages` shows a session.
+Takes: the shop, a goal, actions. Gives: the current page, and what can be clicked. Never: makes
+text; :mod:`rollart_envs.webshop.pages` renders a session.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _COLORS = """
 
 @dataclass(frozen=True, slots=True)
 class PurchaseOutcome:
-    """A purchase, judged."""
+    """The result of a purchase."""
 
     reward: float
     r_type: float
     r_att: float
     r_option: float | None
-    """None when the goal asks for no option."""
+    """None if the goal asks for no option."""
     r_price: bool
     w_att: float
     w_option: float
@@ -51,11 +51,11 @@ class PurchaseOutcome:
 
     @property
     def success(self) -> bool:
-        """Whether everything asked for was met."""
+        """Whether everything that was asked for is met."""
         return self.reward == 1
 
     def components(self) -> dict[str, float]:
-        """Return the parts as floats."""
+        """Return the components as floats."""
         parts = {
             "score": self.reward,
             "r_type": self.r_type,
@@ -71,7 +71,7 @@ class PurchaseOutcome:
 def judge(
     product: Product, goal: Goal, price: float, options: Mapping[str, str], nouns: Nouns
 ) -> PurchaseOutcome:
-    """Return the reward of buying ``product`` at ``price`` with ``options``, and its parts."""
+    """Return the reward of buying ``product`` at ``price`` with ``options``, and its components."""
     r_type, query_match, category_match, title_score = _type_reward(product, goal, nouns)
     attributes = _matched_attributes(product, goal.attributes)
     wanted = goal.goal_options
@@ -116,7 +116,7 @@ def _path(category: str) -> set[str]:
 
 
 def _matched_attributes(product: Product, wanted: Sequence[str]) -> int:
-    """Count the wanted attributes that the product has, or that its texts hold word for word."""
+    """Count the wanted attributes that the product has, or that its texts contain word for word."""
     has = [utils.default_process(a) for a in product.attributes]
     texts: tuple[str, ...] = ()
     count = 0
@@ -148,10 +148,10 @@ def _fuzzy_in(wanted: str, candidates: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=16384)
 def _option_text(option: str | tuple[str, str]) -> str:
-    """Return what is compared of an option: ASCII letters and digits, lower case.
+    """Return the part of an option that is compared: ASCII letters and digits, lower case.
 
-    A value with a known colour in it stands for that colour; so does a pair, where one of its two
-    parts is one. Other pairs are taken as they print.
+    A value that contains a known colour is replaced by that colour. A pair is replaced by a colour
+    if one of its two parts is one. Other pairs are printed as they are.
     """
     plain = next((color for color in _COLORS if color in option), str(option))
     return utils.default_process("".join(c for c in plain if c.isascii()))
@@ -161,7 +161,7 @@ BACK, NEXT, PREV, BUY = "Back to Search", "Next >", "< Prev", "Buy Now"
 SUB_PAGES = ("Description", "Features", "Reviews")
 _SUB_PAGE_OF = {name.lower(): name for name in SUB_PAGES}
 MAX_QUERY_CHARS = 4000
-"""Longer queries are cut: pages repeat the query in every link."""
+"""Longer queries are cut, because pages repeat the query in every link."""
 
 _BASE_URL = "http://127.0.0.1:3000"
 
@@ -178,20 +178,20 @@ class PageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Click:
-    """What a click does besides what its name says."""
+    """The effect of a click, in addition to its name."""
 
     asin: str | None = None
     option: str | None = None
-    """Name of the option a value belongs to."""
+    """Name of the option that a value belongs to."""
 
 
 _BUTTON = Click()
 
 
 def parse_action(action: str) -> tuple[str, str | None]:
-    """Split ``name[argument]``; the argument is None where the action has no such form.
+    """Split ``name[argument]``; the argument is None if the action does not have that form.
 
-    Only the first line counts, and the last bracket pair on it that holds anything.
+    Only the first line is used, and the last bracket pair on it that is not empty.
     """
     line = action.split("\n", 1)[0]
     close = line.rfind("]")
@@ -214,23 +214,23 @@ class Session:
     keywords: tuple[str, ...] = ()
     page_number: int = 1
     hits: tuple[Product, ...] = ()
-    """All results of the present query."""
+    """All results of the current query."""
     product: Product | None = None
     options: dict[str, str] = field(default_factory=dict)
     sub_page: str = ""
     queries: list[str] = field(default_factory=list)
-    """Every query of this visit."""
+    """All queries of this visit."""
     last_option: str | None = None
-    """The option chosen by the last action, if that is what it did."""
+    """The option that the last action chose, if it chose one."""
     outcome: PurchaseOutcome | None = None
-    """The judged purchase, once there is one."""
+    """The result of the purchase, if there is one."""
     clickables: Mapping[str, Click] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.clickables = self._find_clickables()
 
     def act(self, action: str) -> bool:
-        """Do ``action``; return False, and change nothing, when it is not possible here."""
+        """Carry out ``action``; return False and change nothing if it is not possible here."""
         name, given = parse_action(action)
         argument = (given or "").lower()
         if name == "search" and argument:
@@ -244,13 +244,13 @@ class Session:
 
     @property
     def shown(self) -> tuple[Product, ...]:
-        """The products on the present page of results."""
+        """The products on the current page of results."""
         start = (self.page_number - 1) * self.page_size
         return self.hits[start : start + self.page_size]
 
     @property
     def url(self) -> str:
-        """The address upstream's browser would show."""
+        """The address that upstream's browser would show."""
         place = "/".join(
             (_BASE_URL, _URL_NAMES[self.page], str(self.goal_index)) if self.page != PageKind.SEARCH
             else (_BASE_URL, str(self.goal_index))

@@ -1,11 +1,11 @@
 """The shop: catalogue, search index, prices and goals, built once and shared by all environments.
 
 Takes: a :class:`WebShopConfig`. Gives: an immutable :class:`Shop`, the same object for every equal
-config in the process. Never: holds anything of an episode.
+config in the process. Never: stores the state of an episode.
 
-Splits are by product: all goals of a product fall in one split. 5 of 28 products are ``test``, 3
-of 28 ``warm`` (the warm start's own checks), the rest ``train``; with the 560 products of the
-generated catalogue that is 100, 60 and 400.
+Splits are by product: all goals of a product are in one split. 5 of 28 products are in ``test``, 3
+of 28 in ``warm`` (for the checks of the warm start), the rest in ``train``. With the 560 products
+of the generated catalogue these are 100, 60 and 400.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TEST, _WARM, _WHOLE = 5, 3, 28
 
 @dataclass(frozen=True)
 class Shop:
-    """Everything about the shop that no episode changes."""
+    """The parts of the shop that no episode changes."""
 
     products: tuple[Product, ...]
     prices: Mapping[str, float]
@@ -47,10 +47,10 @@ class Shop:
     by_asin: Mapping[str, Product]
     cumulative_weights: tuple[float, ...]
     shuffle_results: bool = False
-    """Whether the first results come in an order that says nothing (difficulty 2 and 3)."""
+    """Whether the results of the first page are in random order (difficulty 2 and 3)."""
 
     def search(self, query: str, page_size: int) -> tuple[Product, ...]:
-        """Return at most 50 products for ``query``, in the order they are shown."""
+        """Return at most 50 products for ``query``, in display order."""
         hits = list(self.index.search(query))
         if self.shuffle_results:
             head = hits[:page_size]
@@ -63,10 +63,10 @@ _lock = threading.Lock()
 
 
 def open_shop(config: WebShopConfig) -> Shop:
-    """Return the shop of ``config``, building it on the first call in this process.
+    """Return the shop of ``config``; the first call in this process builds it.
 
     Raises:
-        ValueError: ``data_dir`` lacks a file or holds one that cannot be read.
+        ValueError: If ``data_dir`` lacks a file or has one that cannot be read.
     """
     with _lock:
         return _build(
@@ -98,7 +98,7 @@ def _build(
     make_goals = synthetic_goals if kind == "synthetic" else human_goals
     goals = shuffled(make_goals(products, prices, rng))
     if not goals:
-        raise ValueError(f"goals: {kind}: none of the {len(products)} products has one")
+        raise ValueError(f"goals: {kind}: none of the {len(products)} products has a goal")
     return Shop(
         products=products,
         prices=prices,
@@ -127,12 +127,12 @@ def _official(data_dir: Path, num_products: int | None) -> Catalogue:
     try:
         products = tuple(load_products(rows[:num_products], attributes, human))
     except (AttributeError, KeyError, TypeError, IndexError) as e:
-        raise ValueError(f"data_dir: {data_dir}: a product is not as it should be: {e!r}") from e
+        raise ValueError(f"data_dir: {data_dir}: a product has the wrong format: {e!r}") from e
     return products, SearchIndex(products)
 
 
 def split_goals(goals: Sequence[Goal]) -> dict[str, tuple[int, ...]]:
-    """Return split -> positions in ``goals``, no product in two splits."""
+    """Return split -> positions in ``goals``; no product is in two splits."""
     asins = sorted({g.asin for g in goals})
     random.Random("rollart webshop splits").shuffle(asins)
     num_test = round(len(asins) * _TEST / _WHOLE)
@@ -147,12 +147,12 @@ def split_goals(goals: Sequence[Goal]) -> dict[str, tuple[int, ...]]:
 
 
 def read_files(data_dir: Path) -> Rows:
-    """Read products, attributes and free-word instructions from ``data_dir``.
+    """Read products, attributes and human instructions from ``data_dir``.
 
-    The 1,000-product files are taken where they are there, else the files of all products.
+    The files of 1,000 products are used if they exist, else the files of all products.
 
     Raises:
-        ValueError: A file is missing or is not what it should be.
+        ValueError: If a file is missing or has the wrong format.
     """
     try:
         paths = find_files(data_dir)

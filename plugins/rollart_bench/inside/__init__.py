@@ -1,1 +1,1 @@
-"""What `rollart bench isolation` puts in a box."""
+"""The files that `rollart bench isolation` puts into a sandbox."""

@@ -1,7 +1,7 @@
-"""The environment of `rollart bench isolation`; of the standard library alone, for any box.
+"""The environment of `rollart bench isolation`. It needs only the standard library.
 
-Takes: any text. Gives: a page of text with it, and no reward; no episode of it ends. Never: imports
-RollArt or gymnasium, which boxes need not have.
+Takes: any text. Gives: a page with that text, and no reward; an episode never ends. Never: imports
+RollArt or gymnasium, which a sandbox may not have.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 
 class EchoEnv:
-    """Says what it is told, after a page of text."""
+    """Returns a page of text with the action."""
 
     PAGE = "You stand in a room. " * 20
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         return self.PAGE, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -25,4 +25,4 @@ class EchoEnv:
         return self.PAGE + action, 0.0, False, False, {"available_actions": ["left", "right"]}
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Free nothing."""

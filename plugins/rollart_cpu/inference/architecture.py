@@ -1,4 +1,4 @@
-"""What our own decoder must know of a model, read from its ``config.json``.
+"""The architecture of a model for our own decoder, read from its ``config.json``.
 
 Takes: a model folder. Gives: a :class:`Architecture`, or None for a model that only transformers
 can run. Never: imports torch.
@@ -45,11 +45,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return ``config.json`` of a model folder.
 
     Raises:
-        ConfigError: When there is none, or it is not a model's.
+        ConfigError: If there is none, or it is not a model's.
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise ConfigError(f"{str(folder)!r} is no model: it has no config.json")
+        raise ConfigError(f"{str(folder)!r} is not a model: it has no config.json")
     try:
         config = json.loads(path.read_text())
     except ValueError as e:
@@ -86,7 +86,7 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(config: dict[str, Any]) -> bool:
-    """True without long-context rope variants, sliding windows, quantisation or odd activations."""
+    """True without long-context rope variants, sliding windows, quantisation, other activations."""
     rope = _rope(config)
     window = config.get("sliding_window") and config.get("use_sliding_window", True)
     kinds = set(config.get("layer_types") or ["full_attention"])

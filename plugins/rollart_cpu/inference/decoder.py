@@ -4,11 +4,11 @@
 
 Takes: packed token batches, no padding. Gives: logits of the wanted rows; in the last layer only
 those rows are computed after their keys and values are stored. Never: allocates per step on a CPU
-(buffers are made once), or schedules.
+(buffers are allocated once), or schedules.
 
-:func:`load_runner` takes a model path; causal LMs of other families run by transformers
-(:class:`HuggingFaceRunner`), slower: it keeps one transformers cache a slot, and batches no
-segments.
+:func:`load_runner` takes a model path; causal LMs of other families run through transformers
+(:class:`HuggingFaceRunner`). That is slower: it keeps one transformers cache per slot, and does not
+batch segments.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from rollart_cpu.inference.runner import Runner, TokenBatch
 
 TILE_ROWS = 64
 """Rows of every matrix product in deterministic mode: a product of one shape gives a row the same
-bits wherever it stands, products of two shapes may not."""
+bits at any position, products of two shapes may not."""
 
 
 FLOPS_WORTH_THREADS = 3e7
-"""A CPU step of less work runs on one thread: waking others costs more than it saves, and ten times
-more on a busy machine, where the one that is waited for may not be running."""
+"""A CPU step with less work runs on one thread: waking others costs more than it saves, and ten
+times more on a busy machine, where a thread may not be scheduled."""
 
 
 class Decoder(Runner):
@@ -62,11 +62,11 @@ class Decoder(Runner):
             num_slots: Rows of the cache.
             max_tokens: Positions of a row.
             max_batch_tokens: Most rows of one batch.
-            deterministic: Give a row the same bits whatever stands beside it.
+            deterministic: Give a row the same bits whatever other rows are in the batch.
             kernels: ``auto``, ``native`` or ``torch``.
 
         Raises:
-            UserError: When ``native`` kernels are asked for and cannot be had.
+            UserError: If ``native`` kernels are requested but not available.
         """
         self._w, self._shape = weights, weights.shape
         self._spare: DecoderWeights | None = None
@@ -169,7 +169,7 @@ class Decoder(Runner):
         *,
         last: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the stream ``[N or R, D]`` and what is still to be added to it."""
+        """Return the residual stream ``[N or R, D]`` and the last term to add to it."""
         ops, num = self._ops, x.shape[0]
         ops.norm(x, residual, w.norm1, self._rows("h", num))
         qkv = self._linear("h", w.qkv, "qkv", num)
@@ -218,7 +218,7 @@ class Decoder(Runner):
 
 @contextmanager
 def _nearby(device: torch.device) -> Iterator[None]:
-    """Copy on a stream of its own, so that no step waits for a copy; done when left."""
+    """Copy on a separate stream, so that no step waits for a copy; it is complete at exit."""
     if device.type != "cuda":
         yield
         return
@@ -243,20 +243,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """How a model is run."""
+    """Options to run a model."""
 
     dtype: str = "float32"
-    """What weights are rounded to: ``float32`` or ``bfloat16``."""
+    """The dtype that weights are rounded to: ``float32`` or ``bfloat16``."""
     compute_dtype: str = "auto"
-    """What they are multiplied in. ``auto``: float32 on a CPU (few have fast bfloat16 products, and
+    """The dtype of products. ``auto``: float32 on a CPU (few have fast bfloat16 products, and
     float32 is the more exact), ``dtype`` elsewhere."""
     device: str = "auto"
-    """``auto`` is CUDA where there is one."""
+    """``auto`` is CUDA if available."""
     num_slots: int = 64
     max_tokens: int = 2048
     max_batch_tokens: int = 1024
     kv_cache_bytes: int | None = None
-    """Fewer slots are made when they would take more."""
+    """Fewer slots are allocated if they would take more."""
     deterministic: bool = False
     kernels: str = "auto"
     decoder: str = "auto"
@@ -268,10 +268,10 @@ def load_runner(path: str, options: RunnerOptions) -> Runner:
 
     Args:
         path: A local folder or a hub id.
-        options: How to run it.
+        options: Options to run it.
 
     Raises:
-        ConfigError: When it is no model, or cannot be run as asked.
+        ConfigError: If it is not a model, or cannot run with these options.
     """
     folder = model_folder(path)
     config = read_config(folder)
@@ -288,12 +288,12 @@ def pick_device(name: str) -> torch.device:
     """Return the torch device of a name.
 
     Raises:
-        ConfigError: When CUDA is asked for and there is none.
+        ConfigError: If CUDA is requested but not available.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("device: cuda was asked for, but torch sees no CUDA device")
+        raise ConfigError("device: cuda was requested, but torch sees no CUDA device")
     return torch.device(name)
 
 
@@ -480,5 +480,5 @@ def cache_name(model: torch.nn.Module) -> str:
 
 
 def _place(tensor: torch.Tensor) -> int:
-    """Tied tensors lie at one place and count once."""
+    """Tied tensors share memory and count once."""
     return tensor.data_ptr()

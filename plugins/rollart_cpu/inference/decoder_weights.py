@@ -53,9 +53,9 @@ class DecoderWeights:
 
         Args:
             shape: The architecture.
-            dtype: What weights are rounded to.
-            compute_dtype: What they are stored and multiplied in.
-            device: Where.
+            dtype: The dtype that weights are rounded to.
+            compute_dtype: The dtype of storage and products.
+            device: The torch device.
             biased: Names of all bias tensors the model has.
         """
         self.shape, self._dtype, self._compute_dtype = shape, dtype, compute_dtype
@@ -73,14 +73,14 @@ class DecoderWeights:
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Overwrite all weights; see :meth:`rollart_cpu.inference.runner.Runner.load`."""
         new = {name: tensor for name, tensor in tensors if not self._is_implied(name)}
-        self._check(new)  # all of them first: what is refused leaves the old weights whole
+        self._check(new)  # check all first: refused weights leave the old ones intact
         for name, tensor in new.items():
             self._put[name](tensor.to(self._dtype))
         self._tie()
         return sum(tensor.numel() * tensor.element_size() for tensor in new.values())
 
     def alike(self) -> DecoderWeights:
-        """Return another set of the same form, not filled."""
+        """Return another, uninitialised set of the same form."""
         return DecoderWeights(
             self.shape, self._dtype, self._compute_dtype, self._device, self._biased
         )
@@ -88,10 +88,10 @@ class DecoderWeights:
     def fill(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         """Overwrite all weights tensor by tensor and return their bytes.
 
-        For a set that nobody reads: what is refused leaves it half written.
+        Only for a set that is not in use: refused weights leave it partly written.
 
         Raises:
-            ValueError: When a tensor is unknown, missing, or of another shape.
+            ValueError: If a tensor is unknown, missing, or of another shape.
         """
         missing, num_bytes = set(self._put), 0
         for name, tensor in tensors:

@@ -1,4 +1,4 @@
-"""Compiles C sources, such as ``kernels.c``, once a machine and binds them.
+"""Compile C sources, such as ``kernels.c``, once per machine, and bind them.
 
 Takes: a C compiler, if there is one. Gives: a ctypes library, or None. Never: fails a run; without
 a compiler the decoder uses torch for the same work.
@@ -39,10 +39,10 @@ def load_kernels(required: bool = False) -> ctypes.CDLL | None:
     """Return the compiled kernels, compiling them when this machine has not yet.
 
     Args:
-        required: Whether to raise instead of answering None.
+        required: Whether to raise instead of returning None.
 
     Raises:
-        UserError: When ``required`` and there is no compiler, or it fails.
+        UserError: If ``required`` and there is no compiler, or it fails.
     """
     return load_library(SOURCE, SIGNATURES, required)
 
@@ -55,10 +55,10 @@ def load_library(
     Args:
         source: The C file.
         signatures: Function name -> its ctypes argument types; all return nothing.
-        required: Whether to raise instead of answering None.
+        required: Whether to raise instead of returning None.
 
     Raises:
-        UserError: When ``required`` and there is no compiler, or it fails.
+        UserError: If ``required`` and there is no compiler, or it fails.
     """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
@@ -74,7 +74,7 @@ def load_library(
 
 def _give_up(required: bool, why: str) -> None:
     if required:
-        raise UserError(f"kernels: native was asked for, but {why}; use kernels: torch or auto")
+        raise UserError(f"kernels: native was requested, but {why}; use kernels: torch or auto")
 
 
 def _compile(compiler: str, source: Path) -> Path:
@@ -110,7 +110,7 @@ def _cpu() -> bytes:
 
 
 def _cache_dir() -> Path:
-    """A folder of this user's only, since what lies in it is executed."""
+    """A folder that is private to this user, because its files are executed."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "rollart"
     try:

@@ -30,7 +30,7 @@ class Items:
 
 @dataclass(slots=True)
 class Layout:
-    """What the layers need to know of a batch."""
+    """The layout of a batch for the layers."""
 
     slots: Int64Array
     """``[N]``."""

@@ -1,4 +1,4 @@
-"""What a decoder needs between its matrix products: normalisation, rotation, cache and attention.
+"""The functions between a decoder's matrix products: normalisation, rotation, cache, attention.
 
 :class:`NativeOps` calls the compiled float32 kernels, on the CPU; a row's result never depends on
 the rows beside it. :class:`TorchOps` is plain torch, for CUDA or without a compiler; with
@@ -154,7 +154,7 @@ class TorchOps:
         positions: np.ndarray[tuple[int], np.dtype[np.int64]],
         num_keys: int,
     ) -> torch.Tensor:
-        """Attend ``[S, Q]`` rows (-1: padding) at once.
+        """Attend ``[S, Q]`` rows (-1: padding) in one batch.
 
         Returns:
             ``[S, kv_heads, Q, group * head_dim]``.
@@ -196,7 +196,7 @@ class TorchOps:
         torch.mul(functional.silu(gate), up, out=out)
 
     def clear(self, slot: int) -> None:
-        """Wipe a slot: masked values are multiplied by 0, which does not mend NaN."""
+        """Wipe a slot: masked values are multiplied by 0, which does not remove NaN."""
         self._keys[:, slot] = 0
         self._values[:, slot] = 0
 
@@ -346,7 +346,7 @@ class NativeOps:
         self._k.rollart_silu_mul(gate_up.data_ptr(), out.data_ptr(), out.shape[0], out.shape[1])
 
     def clear(self, slot: int) -> None:
-        """Nothing to do: what a row must not see is never multiplied, not even by 0."""
+        """Do nothing: masked values are never multiplied, not even by 0."""
 
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first keys and values of a slot, in all layers."""

@@ -1,7 +1,7 @@
-"""The seam between an engine and a model: tokens at (slot, position) in, logits out.
+"""The interface between an engine and a model: tokens at (slot, position) in, logits out.
 
 Takes: batches of segments. Gives: logits of the rows asked for, keeping keys and values per slot.
-Never: schedules, samples or knows of requests.
+Never: schedules, samples or handles requests.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class Runner(ABC):
 
     @abstractmethod
     def clear(self, slot: int) -> None:
-        """Wipe a slot that may hold values that are not finite; where masks suffice, do nothing."""
+        """Clear a slot that may hold non-finite values; do nothing if masks suffice."""
 
     @abstractmethod
     def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
-        """Write weights to a second set, beside those in use, and return their bytes.
+        """Write weights to a second set, while the first stays in use, and return their bytes.
 
         For any one thread at a time, while another calls :meth:`forward`. Tensors are taken one by
-        one. The second set is made at the first call and stays.
+        one. The second set is allocated at the first call and kept.
 
         Args:
             tensors: As for :meth:`load`.
@@ -97,5 +97,5 @@ class Runner(ABC):
             tensors: Hugging Face names; a tied output matrix may be left out.
 
         Raises:
-            ValueError: When a tensor is unknown, missing, or of another shape.
+            ValueError: If a tensor is unknown, missing, or of another shape.
         """

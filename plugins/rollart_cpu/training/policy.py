@@ -1,4 +1,4 @@
-"""Every distinct prefix of a microbatch once: a forward pass for the Llama family.
+"""A forward pass for the Llama family that computes every distinct prefix of a microbatch once.
 
 :class:`TreeDecoder` reads the parameters of a transformers model (Llama, Mistral, Qwen2, Qwen3 and
 what equals them) and computes what that model computes, with less work:
@@ -8,7 +8,7 @@ what equals them) and computes what that model computes, with less work:
 * attention by plain matrix products over causal blocks (:mod:`rollart_cpu.training.kernels`).
 
 Takes: samples. Gives: what :class:`~rollart_core.training.policy.Policy` gives, for one rank in
-float32 that keeps its activations. Never: updates anything, or holds parameters of its own.
+float32 that keeps its activations. Never: updates anything, or holds its own parameters.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class NativeOps(TorchOps):
 
 
 def native_ops(required: bool = False) -> NativeOps | None:
-    """Return the functions in C; None where they cannot be compiled.
+    """Return the functions in C; None if they cannot be compiled.
 
     Args:
         required: Whether to raise instead.
 
     Raises:
-        UserError: When ``required`` and there is no compiler, or it fails.
+        UserError: If ``required`` and there is no compiler, or it fails.
     """
     return None if _library(required) is None else NativeOps()
 
@@ -152,7 +152,7 @@ FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 class TreePolicy(Policy):
-    """Every distinct prefix once."""
+    """A policy that computes every distinct prefix once."""
 
     def __init__(self, model: nn.Module, settings: ForwardSettings) -> None:
         super().__init__(model, settings)
@@ -192,7 +192,7 @@ class TreePolicy(Policy):
 
 
 def _ops(device: torch.device, kernels: str) -> TorchOps:
-    """Return the functions in C where config and device allow it, else those of torch."""
+    """Return the functions in C if config and device allow it, else those of torch."""
     if kernels == "torch" or device.type != "cpu":
         return TorchOps()
     return native_ops(required=kernels == "native") or TorchOps()
@@ -298,7 +298,7 @@ def device_plan(
 def loss_pairs(
     prefixes: tree.PrefixTree, positions: Sequence[tree.Index], targets: Sequence[IntArray]
 ) -> tuple[tree.Index, tree.Index, tree.Index, tree.Index]:
-    """Return what must be predicted where, without repeats.
+    """Return the distinct predictions: tokens and their nodes.
 
     Args:
         prefixes: The tree.

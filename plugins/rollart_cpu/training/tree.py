@@ -2,7 +2,7 @@
 
 Siblings share their first prompt, and often their first turns too. What a causal model computes at
 a token depends on the tokens before it and on nothing else, so equal prefixes can be computed
-once; gradients of all who share them add up, and the result is the same.
+once; gradients of all rows that share them add up, and the result is the same.
 
 Takes: token rows. Gives: the distinct nodes, and an attention plan over them on numpy. Never:
 imports torch, or depends on the order of the rows.
@@ -39,7 +39,7 @@ class PrefixTree:
 
     @property
     def num_nodes(self) -> int:
-        """How many tokens go through the model."""
+        """The number of tokens that go through the model."""
         return len(self.token_ids)
 
 
@@ -70,7 +70,7 @@ def shared_prefix(a: IntArray, b: IntArray) -> int:
 def pack_shared(rows: Sequence[IntArray], budget: int) -> list[list[int]]:
     """Return bins of indices, each of at most ``budget`` distinct prefixes, in lexicographic order.
 
-    A row above the budget gets a bin of its own.
+    A row above the budget gets its own bin.
     """
     bins: list[list[int]] = []
     used, last = budget, -1

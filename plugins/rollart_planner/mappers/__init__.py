@@ -1,1 +1,1 @@
-"""Built-in hardware."""
+"""The built-in hardware mappers."""

@@ -1,8 +1,8 @@
-"""Each environment on the hardware that suits it: the fastest placement there is.
+"""Place each environment on the hardware that suits it, for the fastest placement overall.
 
-Takes: workloads and pools. Gives: prefill-heavy environments to devices rich in arithmetic,
-decode-heavy ones to devices rich in bandwidth, as far as that makes the whole faster. Never: needs
-scipy on a single pool; there everything shares it.
+Takes: workloads and pools. Gives: prefill-heavy environments on devices with high FLOP/s, and
+decode-heavy ones on devices with high bandwidth, as far as that raises the total rate. Never:
+needs scipy on a single pool; there everything shares it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class AffinityMapper(HardwareMapper):
     """Maximises trajectories/s."""
 
     def place(self, workloads: Mapping[str, Workload], pools: Sequence[Pool]) -> Placement:
-        """Place everything where the whole is fastest.
+        """Return the placement with the highest total rate.
 
         Raises:
-            ValueError: When something of the run fits no pool.
+            ValueError: If something of the run fits no pool.
         """
         if len(usable_pools(pools)) == 1:
             return ColocateMapper().place(workloads, pools)

@@ -1,7 +1,7 @@
-"""Everything on one pool.
+"""Place everything on one pool.
 
 Takes: workloads and pools. Gives: a placement on the first pool that has a device and is not
-serverless. Never: splits anything.
+serverless. Never: splits a run over pools.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from rollart_planner.fit import computing_pools
 
 
 class ColocateMapper(HardwareMapper):
-    """Puts environments, engines and trainer on the first pool with a device."""
+    """Places environments, engines and trainer on the first pool with a device."""
 
     def place(self, workloads: Mapping[str, Workload], pools: Sequence[Pool]) -> Placement:
         """Place everything on that pool.
 
         Raises:
-            ValueError: When no pool has a device, or those that have are serverless.
+            ValueError: If no pool has a device, or all that have one are serverless.
         """
         pool = computing_pools(pools)[0]
         return Placement(

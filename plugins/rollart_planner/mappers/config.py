@@ -1,7 +1,7 @@
-"""Options of the hardware mappers, as pydantic models that import nothing heavy.
+"""Options of the hardware mappers, as pydantic models without heavy imports.
 
-Takes: what stands under ``mapper`` of a run. Gives: a model for each mapper with options. Never:
-knows the pools; the mapper says what does not fit them.
+Takes: the section ``mapper`` of a run. Gives: a model for each mapper with options. Never: checks
+against the pools; the mapper does.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ Share = Positive
 
 
 class StaticConfig(BaseModel):
-    """Options of `static`. What they leave out goes to the first pool with a device and a role."""
+    """Options of `static`. Defaults to the first pool that has a device and the role."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     envs: dict[str, str] = Field(default_factory=dict)
-    """Env -> pool of its workers; `*` stands for all others."""
+    """Env -> pool of its workers. `*` stands for all others."""
     engines: dict[str, str | dict[str, Share]] = Field(default_factory=dict)
-    """Env -> pool that generates for it, or pool -> share; `*` stands for all others."""
+    """Env -> pool that generates for it, or pool -> share. `*` stands for all others."""
     trainer: str | None = None
     """Pool of the trainer."""
     rewards: str = "inline"
-    """`inline`: beside the environments; or a serverless pool."""
+    """`inline`: on the env workers; or the name of a serverless pool."""
 
 
 class RandomConfig(BaseModel):
-    """Options of `random`: what a placement is worth comparing with."""
+    """Options of `random`, a baseline to compare placements with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,8 +1,8 @@
-"""The most trajectories for the money: devices that do not earn their price stay unused.
+"""Maximise trajectories for the price. Devices that are not worth their price stay unused.
 
 Takes: workloads and pools with prices. Gives: the placement with the most trajectories/s for the
-price of the devices it uses. Never: reckons with what is paid anyway; leave such pools a price of
-0.
+price of the devices that it uses. Never: counts sunk costs; set the price of devices that are paid
+for anyway to 0.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class CostMapper(HardwareMapper):
     """Maximises trajectories/s for the price."""
 
     def place(self, workloads: Mapping[str, Workload], pools: Sequence[Pool]) -> Placement:
-        """Place everything where a trajectory is cheapest.
+        """Return the placement with the lowest price per trajectory.
 
         Raises:
-            ValueError: When something of the run fits no pool, or no pool has a price.
+            ValueError: If something of the run fits no pool, or no pool has a price.
         """
         if len(usable_pools(pools)) == 1:
             return ColocateMapper().place(workloads, pools)

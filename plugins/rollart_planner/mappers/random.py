@@ -1,7 +1,7 @@
-"""Each environment on a pool drawn at random: what a placement is worth comparing with.
+"""Place each environment on a random pool, as a baseline to compare placements with.
 
 Takes: a seed. Gives: the same placement for the same seed, workloads and pools. Never: splits an
-environment over pools, or puts environments on accelerators while there are CPUs.
+environment over pools, or puts environments on accelerators if there are CPUs.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from rollart_planner.mappers.colocate import ColocateMapper
 
 
 class RandomMapper(HardwareMapper):
-    """Draws by ``seed``."""
+    """Draws with ``seed``."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self._seed = seed
 
     def place(self, workloads: Mapping[str, Workload], pools: Sequence[Pool]) -> Placement:
-        """Draw a pool for each environment's engines; trainer and envs are placed once for all.
+        """Draw a pool for each environment's engines. Trainer and envs have fixed pools.
 
         Raises:
-            ValueError: When no pool has a device.
+            ValueError: If no pool has a device.
         """
         usable = sorted(usable_pools(pools), key=lambda pool: pool.name)
         if len(usable) == 1:

@@ -1,7 +1,7 @@
-"""Everything where the config says.
+"""Place everything as configured.
 
-Takes: a table from environments to pools. Gives: that placement, checked against what there is.
-Never: moves anything.
+Takes: a table from environments to pools. Gives: that placement, checked against the available
+pools. Never: changes it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class StaticMapper(HardwareMapper):
-    """Does as it is told; what it is not told of goes to the first pool that has a device.
+    """Places as configured. The default is the first pool that has a device.
 
     Args:
-        envs: Env -> pool of its workers; ``*`` stands for all others.
+        envs: Env -> pool of its workers. ``*`` stands for all others.
         engines: Env -> pool, or pool -> share.
         trainer: Pool of the trainer.
         rewards: ``inline``, or a serverless pool.
@@ -46,7 +46,7 @@ class StaticMapper(HardwareMapper):
         """Place everything as configured.
 
         Raises:
-            ValueError: When the tables name envs or pools that there are not; a line each. Or when
+            ValueError: If the tables name envs or pools that do not exist, one line each. Or if
                 every pool is serverless.
         """
         usable = usable_pools(pools)
@@ -68,7 +68,7 @@ class StaticMapper(HardwareMapper):
             engines=engines,
             trainer=trainer,
             rewards=self._rewards,
-            reasons=("the config says so",),
+            reasons=("set in the config",),
         )
 
     def _strangers(self, workloads: Mapping[str, Workload]) -> Iterator[str]:
@@ -89,14 +89,14 @@ class StaticMapper(HardwareMapper):
 
 
 def _first(pools: Sequence[Pool], role: Role, otherwise: str) -> str:
-    """Return the first pool that may be used for something."""
+    """Return the first pool that may be used for a role."""
     return next((pool.name for pool in pools if may(pool, role)), otherwise)
 
 
 def _missing(asked: Sequence[tuple[str, str]], names: Sequence[str]) -> Iterator[str]:
-    """Yield which pools are not there, each once, and for what they were named."""
+    """Yield an error for each pool that does not exist, once each."""
     for key, pool in dict.fromkeys(asked):
         if pool not in names:
             near = did_you_mean(pool, list(names))
             there = ", ".join(names)
-            yield f"{key}: there is no pool {pool!r} with a device.{near} There are: {there}"
+            yield f"{key}: there is no pool {pool!r} with a device.{near} Known: {there}"

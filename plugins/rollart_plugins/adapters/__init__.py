@@ -1,1 +1,1 @@
-"""Adapters: environments of other libraries, unmodified, as environments of ours."""
+"""Adapters: unmodified environments of other libraries as RollArt environments."""

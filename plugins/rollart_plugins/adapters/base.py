@@ -1,7 +1,7 @@
-"""What all adapters share: common options, tasks as seed ranges, and a TextEnv over a session.
+"""Code that all adapters share: common options, tasks as seed ranges, and a TextEnv over a session.
 
-Takes: a session module (:mod:`rollart_plugins.adapters.sessions`) and checked options. Gives:
-:class:`ForeignAdapter`, of which an adapter is a few lines. Never: imports a foreign package.
+Takes: a session module (:mod:`rollart_plugins.adapters.sessions`) and checked options.
+Gives: :class:`ForeignAdapter`, the base class of the adapters. Never: imports a foreign package.
 """
 
 from __future__ import annotations
@@ -32,88 +32,90 @@ DEFAULT_SPLITS: Mapping[str, tuple[int, int]] = {
     "warm": (100_000, 110_000),
     "test": (110_000, 120_000),
 }
-"""Seeds of each split, from the first to before the end, where nothing else is said."""
+"""Default seeds of each split: the first seed, and the end (exclusive)."""
 UNKNOWN_RANGE = (float("-inf"), float("inf"))
 _SESSIONS = Path(__file__).parent / "sessions"
 _NOT_FOREIGN = {"prompt", "python", "reward_scale", "reward_range", "num_tasks"}
-"""Common options that a session has no use for."""
+"""Common options that are not passed to a session."""
 
 
 class AdapterOptions(BaseModel):
-    """Options that every adapter takes."""
+    """Options of every adapter."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt: str | None = None
-    """Said before the first observation, or around it: `{observation}` stands for it. none: what
-    the adapter itself says; empty: nothing."""
+    """Text before the first observation. If it contains `{observation}`, the observation is
+    inserted there. If not set, the prompt of the adapter. Empty: no prompt."""
     python: str | None = None
-    """Another Python (3.8 or newer) that has the foreign package: it runs in a process of its own,
-    one for all environments of a worker. none: this Python."""
+    """Another Python (3.8 or newer) in which the foreign package is installed. The environments run
+    in a separate process, one for each worker. If not set, this Python."""
     max_turns: PositiveInt | None = None
-    """Turns after which an episode is truncated. none: as the foreign environment has it."""
+    """Number of turns after which an episode is truncated. If not set, the limit of the foreign
+    environment."""
     reward_scale: Positive = 1.0
-    """Every reward is multiplied by this."""
+    """Factor of every reward."""
     reward_range: tuple[Number, Number] | None = None
-    """Smallest and largest return (scaled), where the adapter cannot know them."""
+    """Smallest and largest return (scaled), if the adapter cannot determine them."""
     num_tasks: PositiveInt | None = None
-    """Most tasks of each split."""
+    """Maximum number of tasks in each split."""
     splits: Splits | None = None
-    """First seed and end of each split; task `i` has the seed `first + i`. none: the foreign
-    package's own, else train 0 to 100000, warm to 110000, test to 120000."""
+    """First seed and end of each split. Task `i` has the seed `first + i`. If not set, the splits
+    of the foreign package if it has any, otherwise train 0 to 100000, warm to 110000, test to
+    120000."""
 
 
 class RemoteEnv(Protocol):
-    """A session, here or in another process."""
+    """A session, in this process or in another one."""
 
     def facts(self) -> Any:
-        """Return what the session says of itself."""
+        """Return the description of the session."""
 
     def reset(self, seed: int, task: dict[str, Any]) -> tuple[Any, Any]:
         """Begin an episode."""
 
     def step(self, action: str) -> tuple[Any, float, bool, bool, Any]:
-        """Act."""
+        """Execute one action."""
 
     def oracle(self) -> str | None:
-        """Return the expert's next action."""
+        """Return the next action of the expert."""
 
     def secrets(self) -> list[str]:
-        """Return what the agent must not read."""
+        """Return the texts that the agent must not read."""
 
     def close(self) -> None:
         """Close the session."""
 
 
 class ForeignAdapter(EnvAdapter):
-    """Base of the adapters here: names a session module, and what brings the foreign package."""
+    """Base class of the adapters. A subclass names a session module and the foreign package."""
 
     session: ClassVar[str]
     """Module of ``rollart_plugins.adapters.sessions``."""
     options: ClassVar[type[AdapterOptions]]
-    """Its options, the common ones included."""
+    """Options of the adapter, including the common ones."""
     module: ClassVar[str] = ""
-    """What must be importable; empty: nothing."""
+    """Module that must be importable. Empty: none."""
     package: ClassVar[str] = ""
-    """What pip installs for it."""
+    """Name of the package to install with pip."""
 
     def make(self, env_id: str, options: Mapping[str, object]) -> TextEnv:
         """Make a foreign environment.
 
         Raises:
-            UserError: When package, id or options are wrong.
+            UserError: If the package is missing, or the id or the options are invalid.
         """
         chosen = self.options(**options)
         opening = self._opening(env_id, chosen)
-        seat = _open(opening, chosen)
-        offers = frozenset(seat.facts()["offers"])
-        return _CLASSES[offers](seat, opening, chosen)
+        remote = _open(opening, chosen)
+        offers = frozenset(remote.facts()["offers"])
+        return _CLASSES[offers](remote, opening, chosen)
 
     def spec(self, env_id: str, options: Mapping[str, object]) -> EnvSpec:
-        """Say what is known of a foreign environment.
+        """Return the spec of a foreign environment.
 
         Raises:
-            UserError: When package, id or options are wrong.
+            UserError: If the package is missing, or the id or the options are invalid.
         """
         chosen = self.options(**options)
         said = self._described(self._opening(env_id, chosen), chosen)
@@ -124,7 +126,7 @@ class ForeignAdapter(EnvAdapter):
             entry_point=f"{type(self).__module__}:{type(self).__name__}",
             summary=str(said.get("summary", "")),
             splits=tuple(chosen.splits or said.get("splits") or DEFAULT_SPLITS),
-            disjoint_splits=False,  # other seeds, and perhaps the same tasks
+            disjoint_splits=False,  # other seeds, but possibly the same tasks
             reward_range=chosen.reward_range or scaled,
             deterministic=bool(said.get("deterministic", True)),
             max_turns=chosen.max_turns or int(said.get("max_turns") or 10),
@@ -144,8 +146,9 @@ class ForeignAdapter(EnvAdapter):
     def _refuse_missing(self) -> None:
         if self.module and find_spec(self.module) is None:
             raise PluginError(
-                f"{self.package} is not installed: pip install {self.package!r}, here or in "
-                "another environment whose interpreter the option python names"
+                f"{self.package} is not installed. Install it with pip install {self.package!r}, "
+                "here or in another environment, and set the option python to the interpreter "
+                "of that environment"
             )
 
     def _described(self, opening: Opening, chosen: AdapterOptions) -> dict[str, Any]:
@@ -158,16 +161,16 @@ class ForeignAdapter(EnvAdapter):
 
 
 class ForeignEnv(gymnasium.Env[Observation, str]):
-    """A foreign environment as one of ours.
+    """A foreign environment with the interface of a RollArt environment.
 
-    A process of another Python that died is started anew by the next ``reset``.
+    If the process of another Python has died, the next ``reset`` starts it again.
     """
 
-    def __init__(self, seat: RemoteEnv, opening: Opening, chosen: AdapterOptions) -> None:
-        facts = seat.facts()
+    def __init__(self, remote: RemoteEnv, opening: Opening, chosen: AdapterOptions) -> None:
+        facts = remote.facts()
         self.observation_space: Any = Messages() if facts.get("messages") else Text()
         self.action_space = Text()
-        self._seat, self._opening, self._chosen = seat, opening, chosen
+        self._remote, self._opening, self._chosen = remote, opening, chosen
         self._splits = _splits(chosen, facts)
         prompt = facts["prompt"] if chosen.prompt is None else chosen.prompt
         self._prompt: str = prompt or ""
@@ -175,14 +178,14 @@ class ForeignEnv(gymnasium.Env[Observation, str]):
         self._turn, self._over, self._closed = 0, True, False
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has."""
+        """Return the number of tasks in a split."""
         first, end = self._range(split)
         return end - first
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin the task of ``options`` (``task``, ``split``), or one drawn by ``seed``."""
+        """Begin the task of ``options`` (``task``, ``split``), or a task drawn with ``seed``."""
         super().reset(seed=seed)
         options = options or {}
         split = str(options.get("split") or next(iter(self._splits)))
@@ -193,15 +196,15 @@ class ForeignEnv(gymnasium.Env[Observation, str]):
         if not 0 <= index < end - first:
             raise ValueError(f"task {index} is not in split {split!r}: 0 to {end - first - 1}")
         self._revive()
-        observation, info = self._seat.reset(first + index, {"split": split, "index": index})
+        observation, info = self._remote.reset(first + index, {"split": split, "index": index})
         self._turn, self._over = 0, False
         return _with_prompt(self._prompt, observation), info
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Act."""
+        """Execute one action."""
         if self._over:
             raise RuntimeError("the episode is over: call reset() first")
-        observation, reward, terminated, truncated, info = self._seat.step(action)
+        observation, reward, terminated, truncated, info = self._remote.step(action)
         self._turn += 1
         if self._max_turns is not None and self._turn >= self._max_turns:
             truncated = truncated or not terminated
@@ -209,37 +212,37 @@ class ForeignEnv(gymnasium.Env[Observation, str]):
         return observation, reward * self._chosen.reward_scale, terminated, truncated, info
 
     def close(self) -> None:
-        """Close the foreign environment; with the last of another Python, its process ends."""
+        """Close the foreign environment. The last one in another Python also ends its process."""
         self._over = self._closed = True
-        self._seat.close()
+        self._remote.close()
 
     def _range(self, split: str) -> tuple[int, int]:
         if split not in self._splits:
-            raise ValueError(f"no split {split!r}: there are {', '.join(self._splits)}")
+            raise ValueError(f"no split {split!r}; available splits: {', '.join(self._splits)}")
         return self._splits[split]
 
     def _revive(self) -> None:
         if self._closed:
             raise RuntimeError("the environment is closed")
-        if not getattr(self._seat, "alive", True):
-            self._seat.close()
-            self._seat = _open(self._opening, self._chosen)
+        if not getattr(self._remote, "alive", True):
+            self._remote.close()
+            self._remote = _open(self._opening, self._chosen)
 
 
 class _OracleEnv(ForeignEnv):
     def oracle(self) -> str | None:
-        """Return the expert's next action."""
-        return None if self._over else self._seat.oracle()
+        """Return the next action of the expert."""
+        return None if self._over else self._remote.oracle()
 
 
 class _SecretsEnv(ForeignEnv):
     def secrets(self) -> list[str]:
-        """Return texts of the present task that the agent must not read."""
-        return self._seat.secrets()
+        """Return texts of the current task that the agent must not read."""
+        return self._remote.secrets()
 
 
 class _FullEnv(_OracleEnv, _SecretsEnv):
-    """With both."""
+    """An environment with an oracle and secrets."""
 
 
 _CLASSES: Mapping[frozenset[str], type[ForeignEnv]] = {
@@ -284,5 +287,5 @@ def _with_prompt(prompt: str, observation: Observation) -> Observation:
 def _interpreter(python: str) -> str:
     found = shutil.which(os.path.expanduser(python))
     if found is None:
-        raise PluginError(f"python: {python!r} is no program; name another Python's interpreter")
+        raise PluginError(f"python: {python!r} is not a program; set a Python interpreter")
     return found

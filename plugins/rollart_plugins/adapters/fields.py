@@ -1,6 +1,6 @@
-"""Fields that the options of several adapters have.
+"""Types of fields that several adapters' options use.
 
-Takes: what a config says. Gives: checked values. Never: imports a foreign package.
+Takes: config values. Gives: validated values. Never: imports a foreign package.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def _apart(value: dict[str, tuple[Count, Count]]) -> dict[str, tuple[Count, Coun
             raise ValueError(f"{name}: [{first}, {end}] must be [first, end], first < end")
     for (_, end, one), (first, _, other) in pairwise(ranges):
         if first < end:
-            raise ValueError(f"{one} and {other} overlap: tests would be trained on")
+            raise ValueError(f"{one} and {other} overlap: a run would train on test tasks")
     return value
 
 
 def _is_there(value: str) -> str:
     folder = os.path.abspath(os.path.expanduser(value))
     if not os.path.isdir(folder):
-        raise ValueError(f"there is no folder {value}")
+        raise ValueError(f"the folder {value} does not exist")
     return folder
 
 
 Splits: TypeAlias = Annotated[dict[str, tuple[Count, Count]], AfterValidator(_apart)]
-"""First and end of each split, which do not overlap."""
+"""First and end index of each split. Splits do not overlap."""
 Folder: TypeAlias = Annotated[str, AfterValidator(_is_there)]
-"""A folder that is there, as an absolute path."""
+"""An existing folder, as an absolute path."""

@@ -1,7 +1,7 @@
-"""The adapter of gem (``gem-llm``): see ``sessions/gem.py`` for what it does.
+"""The adapter of gem (``gem-llm``); see ``sessions/gem.py``.
 
-Takes: options of ``gem::ID``. Gives: their model, and the adapter. Never: makes or imports what is
-foreign: the session does, here or in another Python.
+Takes: options of ``gem::ID``. Gives: the config model and the adapter.
+Never: imports gem. The session does that, in this Python or in another one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ class GemOptions(AdapterOptions):
     make: dict[str, Any] = Field(default_factory=dict)
     """Arguments of `gem.make`, such as `{max_turns: 5}`."""
     dataset: str | None = None
-    """A .jsonl file of questions for `math:`, `code:`, `logic:`, `qa:` and `eval:` ids, which gem
-    else downloads; `{split}` in it stands for the split."""
+    """A .jsonl file of questions for ids that start with `math:`, `code:`, `logic:`, `qa:` and
+    `eval:`. `{split}` is replaced by the name of the split. If not set, gem downloads its own
+    dataset."""
 
     @field_validator("dataset")
     @classmethod

@@ -1,7 +1,7 @@
-"""The adapter of Gymnasium: see ``sessions/gym.py`` for what it does.
+"""The adapter of Gymnasium; see ``sessions/gym.py``.
 
-Takes: options of ``gymnasium::ID``. Gives: their model, and the adapter. Never: makes or imports
-what is foreign: the session does, here or in another Python.
+Takes: options of ``gymnasium::ID``. Gives: the config model and the adapter.
+Never: makes an environment. The session does that, in this Python or in another one.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ class GymnasiumOptions(AdapterOptions):
     make: dict[str, Any] = Field(default_factory=dict)
     """Arguments of `gymnasium.make`, such as `{is_slippery: false}`."""
     actions: list[str] | None = None
-    """Names of the Discrete actions, in order. none: the usual ones of Gymnasium's own
-    environments, else numbers (which are understood in any case)."""
+    """Names of the Discrete actions, in order. If not set, the common names for Gymnasium's own
+    environments, otherwise numbers. Numbers are always accepted."""
     observation: Literal["auto", "ansi", "value"] = "auto"
-    """`ansi`: as it draws itself; `value`: the observation's numbers; `auto`: words for Taxi and
-    Blackjack, else a drawing where there is one, else the value."""
+    """Text form of an observation. `ansi`: the environment's text rendering. `value`: the numbers
+    of the observation. `auto`: sentences for Taxi and Blackjack, otherwise the rendering if there
+    is one, otherwise the value."""
     reward: Literal["native", "relative"] = "native"
-    """`relative`: 0 until the end, and then the share of what could be won from this start: 1 for
-    the best return, 0 for as little as never finishing gives. Needs a transition table without
-    chance."""
+    """Reward of a step. `native`: the reward of the environment. `relative`: 0 until the end of the
+    episode, then the achieved share of the possible return: 1 for the best return from this start,
+    0 for the best return without finishing. `relative` requires a deterministic transition
+    table."""
     invalid_penalty: NonNegative | None = None
-    """Taken off the reward for what is no action; the environment waits. none: as much as its worst
-    step costs, where a transition table tells, else 1."""
+    """Penalty for an invalid action, which does not change the environment. If not set, the cost of
+    the worst step according to the transition table, or 1 without a transition table."""
 
 
 class GymnasiumAdapter(ForeignAdapter):

@@ -1,13 +1,13 @@
-"""The adapter of OpenEnv: a client of a running server, one WebSocket session an environment.
+"""The adapter of OpenEnv: a client of a running server, with one WebSocket session per environment.
 
-The server is named by the option ``base_url``, or by the id itself (``openenv::http://host:8000``);
-any other id is only a name for it. What the policy writes becomes one field of the server's action,
-and one field of its observation, or a template over several, is what the policy reads; without
-options both are found in the JSON schemas that the server publishes.
+The option ``base_url`` gives the server, or the id itself does (``openenv::http://host:8000``); any
+other id is only a name. The text of the policy becomes one field of the server's action. The policy
+reads one field of the server's observation, or a template over several. Without options, both
+fields are determined from the JSON schemas that the server publishes.
 
-A :class:`Mapper` stands between text and the server's JSON.
+A :class:`Mapper` converts between text and the server's JSON.
 
-Takes: a URL and options. Gives: environments whose ``areset`` and ``astep`` wait without a thread.
+Takes: a URL and options. Gives: environments whose ``areset`` and ``astep`` need no thread.
 Never: starts a server, or imports OpenEnv.
 """
 
@@ -35,48 +35,49 @@ from rollart_plugins.adapters.base import DEFAULT_SPLITS, UNKNOWN_RANGE, Adapter
 from rollart_plugins.adapters.openenv_client import Client, InvalidAction, Server, fetch
 
 NUM_PAGES = 20
-"""Of a corpus."""
+"""Number of tasks whose first observation is used for a corpus."""
 _Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 _OWN_FIELDS = frozenset({"metadata", "done", "reward"})
-"""What OpenEnv's base classes give every action and observation."""
+"""Fields that OpenEnv's base classes add to every action and observation."""
 
 
 class OpenEnvOptions(AdapterOptions):
     """Options of ``openenv::NAME``."""
 
     base_url: str | None = None
-    """Where the server listens, such as `http://127.0.0.1:8000`. none: the id is the URL."""
+    """URL of the server, such as `http://127.0.0.1:8000`. If not set, the id is the URL."""
     action_field: str | None = None
-    """Field of the server's action that gets what the policy writes, turned into the number or
-    truth value its schema asks for. none: the only one that its schema requires."""
+    """Field of the server's action that receives the text of the policy, converted to the type in
+    the schema. If not set, the only field that the schema requires."""
     action: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of every action, as they are."""
+    """Additional fields of every action, unchanged."""
     action_json: bool = False
-    """What the policy writes is the action itself, a JSON object."""
+    """Whether the text of the policy is the whole action, as a JSON object."""
     observation: str | None = None
-    """Field of the server's observation that the policy reads (`a.b` for one inside another), or a
-    template such as `{board} ({moves} moves left)`. none: its only field of text, else all of it
-    as JSON."""
+    """Field of the server's observation that the policy reads (`a.b` for a nested one), or a
+    template such as `{board} ({moves} moves left)`. If not set, the only text field if there is
+    exactly one, otherwise the whole observation as JSON."""
     reset: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the server's reset."""
+    """Additional arguments of the server's reset."""
     token_env: str | None = None
-    """Environment variable with the bearer token that the server asks for."""
+    """Environment variable that holds the bearer token of the server."""
     connect_s: Seconds = 10.0
-    """For a connection."""
+    """Maximum time for a connection."""
     message_s: Seconds = 60.0
-    """For the answer to one reset or step."""
+    """Maximum time for the response to one reset or step."""
     deterministic: bool = False
-    """The server gives the same episode for the same seed and actions."""
+    """Whether the server returns the same episode for the same seed and actions."""
     errors_end: bool = True
-    """What the server's own code raises fails the episode (and a run tries it again); false: the
-    policy reads it as an observation, as it reads that an action was not valid."""
+    """Whether an exception in the server's own code fails the episode, which a run then retries.
+    false: the policy reads the exception as an observation, like the message about an invalid
+    action."""
 
     @field_validator("python")
     @classmethod
     def _elsewhere(cls, value: str | None) -> str | None:
         if value is not None:
-            raise ValueError("OpenEnv runs in its own server: base_url says where")
+            raise ValueError("OpenEnv runs in its own server: set base_url instead")
         return value
 
     @field_validator("base_url")
@@ -93,10 +94,10 @@ class OpenEnvAdapter(EnvAdapter):
     package: ClassVar[str] = "aiohttp"
 
     def make(self, env_id: str, options: Mapping[str, object]) -> TextEnv:
-        """Make a client; its session begins with the first reset.
+        """Make a client. The session starts at the first reset.
 
         Raises:
-            UserError: When the server is down, or an option does not fit its schemas.
+            UserError: If the server is not reachable, or an option does not fit its schemas.
         """
         chosen = OpenEnvOptions(**options)
         server = _server(env_id, chosen)
@@ -104,10 +105,10 @@ class OpenEnvAdapter(EnvAdapter):
         return OpenEnvEnv(server, mapper, chosen)
 
     def spec(self, env_id: str, options: Mapping[str, object]) -> EnvSpec:
-        """Say what the server says of itself, and what the options say.
+        """Return the spec, from the server's metadata and the options.
 
         Raises:
-            UserError: As :meth:`make`.
+            UserError: As for :meth:`make`.
         """
         chosen = OpenEnvOptions(**options)
         server = _server(env_id, chosen)
@@ -119,7 +120,7 @@ class OpenEnvAdapter(EnvAdapter):
             entry_point=f"{__name__}:OpenEnvAdapter",
             summary=str(said.get("description") or said.get("name") or ""),
             splits=tuple(chosen.splits or DEFAULT_SPLITS),
-            disjoint_splits=False,  # other seeds, and perhaps the same tasks
+            disjoint_splits=False,  # other seeds, but possibly the same tasks
             reward_range=chosen.reward_range
             or (UNKNOWN_RANGE[0] * scale, UNKNOWN_RANGE[1] * scale),
             deterministic=chosen.deterministic,
@@ -143,38 +144,38 @@ class OpenEnvEnv(gymnasium.Env[Observation, str]):
         self._turn, self._over = 0, True
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks (seeds) a split has."""
+        """Return the number of tasks (seeds) in a split."""
         first, end = self._range(split)
         return end - first
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin the task of ``options`` (``task``, ``split``), or one drawn by ``seed``."""
+        """Begin the task of ``options`` (``task``, ``split``), or a task drawn with ``seed``."""
         return self._began(self._client.call(*self._reset_message(seed, options)))
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin a task, waiting on the server without a thread."""
+        """Begin a task asynchronously, without a thread."""
         return self._began(await self._client.acall(*self._reset_message(seed, options)))
 
     def step(self, action: str) -> _Step:
-        """Act."""
+        """Execute one action."""
         try:
             return self._stepped(self._client.call("step", self._payload(action)))
         except InvalidAction as e:
             return self._refused(e)
 
     async def astep(self, action: str) -> _Step:
-        """Act, waiting on the server without a thread."""
+        """Execute one action asynchronously, without a thread."""
         try:
             return self._stepped(await self._client.acall("step", self._payload(action)))
         except InvalidAction as e:
             return self._refused(e)
 
     def corpus(self) -> Iterator[str]:
-        """Yield first pages, and every letter, for a tokenizer made from nothing."""
+        """Yield first observations and all printable characters, to build a tokenizer."""
         yield string.printable
         for index in range(min(NUM_PAGES, self.num_tasks(next(iter(self._splits))))):
             yield str(self.reset(options={"task": index})[0])
@@ -186,7 +187,7 @@ class OpenEnvEnv(gymnasium.Env[Observation, str]):
 
     def _range(self, split: str) -> tuple[int, int]:
         if split not in self._splits:
-            raise ValueError(f"no split {split!r}: there are {', '.join(self._splits)}")
+            raise ValueError(f"no split {split!r}; available splits: {', '.join(self._splits)}")
         return self._splits[split]
 
     def _reset_message(
@@ -205,7 +206,7 @@ class OpenEnvEnv(gymnasium.Env[Observation, str]):
 
     def _began(self, answer: Mapping[str, Any]) -> tuple[Observation, dict[str, Any]]:
         if answer.get("done"):
-            raise EnvironmentFailure("the server's reset says that the episode is over")
+            raise EnvironmentFailure("the server's reset returned an episode that is already over")
         self._turn, self._over = 0, False
         text = self._mapper.observation(answer)
         prompt = self._chosen.prompt or ""
@@ -242,8 +243,8 @@ def _server(env_id: str, chosen: OpenEnvOptions) -> Server:
     url = chosen.base_url or (env_id.rstrip("/") if is_url else None)
     if url is None:
         raise PluginError(
-            f"openenv::{env_id} does not say where its server is: set base_url "
-            "(http://127.0.0.1:8000), or make the URL the id: openenv::http://127.0.0.1:8000"
+            f"openenv::{env_id} has no server address: set base_url (http://127.0.0.1:8000), or "
+            "use the URL as the id: openenv::http://127.0.0.1:8000"
         )
     headers: dict[str, str] = {}
     if chosen.token_env is not None:
@@ -257,38 +258,41 @@ def _server(env_id: str, chosen: OpenEnvOptions) -> Server:
 def _schemas(server: Server) -> Mapping[str, Any]:
     said = fetch(server, "/schema")
     if not isinstance(said, Mapping) or "action" not in said:
-        raise PluginError(f"{server.url} answers, but not as an OpenEnv server: no /schema")
+        raise PluginError(
+            f"{server.url} is not an OpenEnv server: it has no /schema with an action"
+        )
     return said
 
 
 @dataclass(frozen=True, slots=True)
 class Mapper:
-    """One environment's way with text."""
+    """Conversion between text and the JSON of one environment."""
 
     action_field: str | None
-    """None: the text is a JSON object."""
+    """Field of the action that receives the text. None: the text is a JSON object."""
     action_kind: str
     fixed: Mapping[str, Any]
-    """Further fields of every action."""
+    """Additional fields of every action."""
     field: str | None
-    """Path of the observation's field; None where there is a template, or all is shown."""
+    """Path of the observation's field. None if there is a template, or if the whole observation is
+    shown."""
     template: str | None
 
     def action(self, text: str) -> dict[str, Any]:
-        """Return the action that ``text`` is.
+        """Return the action for ``text``.
 
         Raises:
-            InvalidAction: When it is none; for the policy to read.
+            InvalidAction: If the text is not a valid action. The policy reads the message.
         """
         if self.action_field is None:
             return {**_json_object(text), **self.fixed}
         return {**self.fixed, self.action_field: _converted(text, self.action_kind)}
 
     def observation(self, answer: Mapping[str, Any]) -> str:
-        """Return what the policy reads of an answer.
+        """Return the text of an answer for the policy.
 
         Raises:
-            ValueError: When the answer lacks what the options name.
+            ValueError: If the answer lacks a field that the options name.
         """
         seen = answer.get("observation") or {}
         if self.template is not None:
@@ -302,10 +306,10 @@ class Mapper:
 
 
 def new_mapper(schemas: Mapping[str, Any], options: Mapping[str, Any]) -> Mapper:
-    """Return the mapper that options and schemas ask for.
+    """Return the mapper for these options and schemas.
 
     Raises:
-        PluginError: When they leave open what to do, or name what the schema does not have.
+        PluginError: If the options are ambiguous, or name a field that the schema does not have.
     """
     field, kind = _action_field(schemas["action"], options)
     wanted: str | None = options["observation"]
@@ -328,7 +332,7 @@ def _action_field(schema: Mapping[str, Any], options: Mapping[str, Any]) -> tupl
     wanted: str | None = options["action_field"]
     if options["action_json"]:
         if wanted is not None:
-            raise PluginError("action_field has no effect with action_json: leave one of them out")
+            raise PluginError("action_field has no effect with action_json: remove one of them")
         return None, "object"
     if wanted is not None:
         _refuse_unknown({"action": schema}, wanted, "action_field")
@@ -336,8 +340,9 @@ def _action_field(schema: Mapping[str, Any], options: Mapping[str, Any]) -> tupl
     open_fields = [n for n in schema.get("required") or known if n in known and n not in fixed]
     if len(open_fields) != 1:
         raise PluginError(
-            f"the server's action has the fields {', '.join(known) or 'none'}: action_field says "
-            "which one gets the text (action: the values of others; action_json: all of it)"
+            f"the server's action has the fields {', '.join(known) or 'none'}: set action_field "
+            "to the one that receives the text (use action for fixed values of others, or "
+            "action_json for the whole action)"
         )
     return open_fields[0], _kind(known[open_fields[0]])
 
@@ -348,7 +353,7 @@ def _fields(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_unknown(schemas: Mapping[str, Any], name: str, option: str) -> None:
     schema = schemas.get("action" if option.startswith("action") else "observation") or {}
-    hidden = ("done", "reward")  # the server sends them beside the observation, not in it
+    hidden = ("done", "reward")  # the server sends them next to the observation, not in it
     known = [name for name in schema.get("properties") or () if name not in hidden]
     if known and name not in known and not schema.get("additionalProperties"):
         near = did_you_mean(name, known)

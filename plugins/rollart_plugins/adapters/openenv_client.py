@@ -1,12 +1,13 @@
-"""OpenEnv's protocol (0.10): a WebSocket session for episodes, plain HTTP for what a server says.
+"""OpenEnv's protocol (0.10): a WebSocket session for episodes, plain HTTP for schemas and metadata.
 
 A session is one environment on the server, from the first reset until the socket closes. Each
 message ``{"type": "reset" | "step", "data"}`` has one answer ``{"type": "observation" | "error",
-"data"}``. All sessions of a process share one thread with an event loop, which ends with the last;
-so they answer pings while a policy thinks, and serve callers with any event loop or none.
+"data"}``. All sessions of a process share one thread with an event loop, which ends with the last
+session. Therefore sessions answer pings while the policy generates, and work for callers with or
+without an event loop.
 
-Takes: where a server is. Gives: answers, or errors that say which boundary was crossed. Never: uses
-a socket again on which an answer is still to come.
+Takes: the address of a server. Gives: answers, or errors that name the boundary that was crossed.
+Never: reuses a socket on which an answer is still pending.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rollart_core.errors import DeadlineFailure, EnvironmentFailure, PluginError
 from rollart_core.rollout.loop import LoopThread
 
 CLOSE_S = 2.0
-"""How long a session is given to say goodbye."""
+"""Maximum time to close a session."""
 HEARTBEAT_S = 20.0
 MAX_MESSAGE_BYTES = 100 * 2**20
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -37,7 +38,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server is, and how long it is waited for."""
+    """Address and time limits of a server."""
 
     url: str
     headers: Mapping[str, str]
@@ -46,10 +47,10 @@ class Server:
 
 
 class InvalidAction(ValueError):
-    """An action that is none, in words for the policy."""
+    """An invalid action, with a message for the policy."""
 
     def __init__(self, message: str, *, raised: bool = False) -> None:
-        """``raised``: by the environment's own code on the server."""
+        """Create the error; ``raised``: the environment's own code on the server raised it."""
         super().__init__(message)
         self.raised = raised
 
@@ -58,15 +59,17 @@ def fetch(server: Server, path: str, *, missing: Any = None) -> Any:
     """Return the JSON at a path of a server.
 
     Args:
-        server: Where.
-        path: Such as ``/schema``.
-        missing: Returned where there is no such path; None: that is an error.
+        server: The server.
+        path: Path of the URL, such as ``/schema``.
+        missing: Value for a path that does not exist (404). None: this is an error.
 
     Raises:
-        PluginError: When nobody answers, or no JSON.
+        PluginError: If the server is not reachable, or the answer is not JSON.
     """
     if find_spec("aiohttp") is None:
-        raise PluginError("aiohttp is not installed, and openenv needs it: pip install 'aiohttp'")
+        raise PluginError(
+            "aiohttp is not installed, and openenv requires it: pip install 'aiohttp'"
+        )
     local = urlsplit(server.url).hostname in _LOOPBACK
     proxies = [urllib.request.ProxyHandler({})] if local else []
     request = urllib.request.Request(server.url + path, headers=dict(server.headers))
@@ -78,18 +81,21 @@ def fetch(server: Server, path: str, *, missing: Any = None) -> Any:
         e.close()
         if e.code == 404 and missing is not None:
             return missing
-        raise PluginError(f"{server.url}{path} answers {e.code} {e.reason}") from e
+        raise PluginError(f"{server.url}{path} returned {e.code} {e.reason}") from e
     except OSError as e:
         reason = getattr(e, "reason", None) or e
         raise PluginError(
-            f"no OpenEnv server answers at {server.url} ({reason}): start it, or mend base_url"
+            f"no OpenEnv server is reachable at {server.url} ({reason}): start it, or correct "
+            "base_url"
         ) from e
     except ValueError as e:
-        raise PluginError(f"{server.url}{path} is not JSON: is it an OpenEnv server?") from e
+        raise PluginError(
+            f"{server.url}{path} did not return JSON; it must be an OpenEnv server"
+        ) from e
 
 
 class _IoThread:
-    """The thread of all sessions of this process, with one aiohttp session."""
+    """The I/O thread of all sessions of this process, with one aiohttp session."""
 
     def __init__(self) -> None:
         self.http: Any = None
@@ -114,7 +120,7 @@ class _IoThread:
 
 
 class _IoThreads:
-    """Lends the thread of this process; the last to give it back ends it."""
+    """Reference-counted I/O thread of this process; the last user ends it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -145,7 +151,7 @@ class _Gone(Exception):
 
 @dataclass(slots=True)
 class _Socket:
-    """A live WebSocket, and who reads it."""
+    """An open WebSocket and its reader task."""
 
     ws: Any
     inbox: asyncio.Queue[str | None]
@@ -153,10 +159,10 @@ class _Socket:
 
 
 class Client:
-    """One session of a server; a reset after it was lost begins a new one."""
+    """One session of a server. If the session was lost, the next reset starts a new one."""
 
     def __init__(self, server: Server) -> None:
-        """Connects with the first reset."""
+        """Create a client; it connects at the first reset."""
         self._server = server
         self._io: _IoThread | None = None
         self._socket: _Socket | None = None
@@ -166,25 +172,25 @@ class Client:
         """Send a message and return the data of the answer.
 
         Raises:
-            InvalidAction: When a step was not understood, or raised on the server.
-            EnvironmentFailure: When the server or the connection failed.
-            DeadlineFailure: When no answer came in time.
+            InvalidAction: If the server did not accept a step, or raised in it.
+            EnvironmentFailure: If the server or the connection failed.
+            DeadlineFailure: If the answer did not arrive in time.
         """
         answer: Mapping[str, Any] = self._submit(kind, data).result()
         return answer
 
     async def acall(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """As :meth:`call`; cancelling it drops the session."""
+        """As :meth:`call`; cancellation drops the session."""
         answer: Mapping[str, Any] = await asyncio.wrap_future(self._submit(kind, data))
         return answer
 
     def close(self) -> None:
-        """End the session; may be called twice."""
+        """End the session; can be called twice."""
         self._closed = True
         io, self._io = self._io, None
         if io is None:
             return
-        with suppress(Exception):  # a server that is gone has no session left to end
+        with suppress(Exception):  # a server that is gone has no session to end
             io.submit(self._drop(politely=True)).result(2 * CLOSE_S)
         _threads.take_back()
 
@@ -207,24 +213,24 @@ class Client:
             await self._drop()
             raise EnvironmentFailure(f"{what}: {e}", boundary=what) from e
         except asyncio.CancelledError:
-            # Its answer may still come, and would be taken for that of the next message.
+            # The answer can still arrive, and would be used as the answer to the next message.
             await self._drop()
             raise
 
     async def _asked(self, kind: str, data: Mapping[str, Any], io: _IoThread) -> Any:
         socket = self._socket
         if kind == "reset" and socket is not None:
-            with suppress(_Gone):  # the server may have ended an idle session
+            with suppress(_Gone):  # the server can have ended an idle session
                 return _data(await self._round_trip(socket, kind, data), kind, self._server)
             await self._drop()
         if kind == "reset":
             socket = self._socket = await self._connect(io)
         if socket is None:
-            raise _Gone("there is no session: reset() comes first")
+            raise _Gone("there is no session: call reset() first")
         return _data(await self._round_trip(socket, kind, data), kind, self._server)
 
     async def _round_trip(self, socket: _Socket, kind: str, data: Mapping[str, Any]) -> Any:
-        # A session that is refused gets an error before it says anything: it is read all the same.
+        # A rejected session receives an error before the first message; the error is still read.
         with suppress(ConnectionError):
             await socket.ws.send_str(json.dumps({"type": kind, "data": data}))
         async with asyncio.timeout(self._server.message_s):
@@ -248,7 +254,7 @@ class Client:
                     max_msg_size=MAX_MESSAGE_BYTES,
                 )
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            reason = first_line(str(e)) or f"none within {self._server.connect_s:g} s"
+            reason = first_line(str(e)) or f"timeout after {self._server.connect_s:g} s"
             raise _Gone(f"no connection to {self._server.url}: {reason}") from e
         inbox: asyncio.Queue[str | None] = asyncio.Queue()
         return _Socket(ws, inbox, asyncio.create_task(_read(ws, inbox)))
@@ -268,7 +274,7 @@ class Client:
 
 
 async def _read(ws: Any, inbox: asyncio.Queue[str | None]) -> None:
-    """Read until the socket closes, and so answer the server's pings."""
+    """Read until the socket closes; reading also answers the server's pings."""
     try:
         async for message in ws:
             inbox.put_nowait(message.data)
@@ -277,7 +283,7 @@ async def _read(ws: Any, inbox: asyncio.Queue[str | None]) -> None:
 
 
 def _data(answer: Any, kind: str, server: Server) -> Any:
-    """Return the data of an answer that is no error."""
+    """Return the data of an answer, or raise its error."""
     data = answer.get("data") or {}
     if answer.get("type") != "error":
         return data
@@ -285,7 +291,7 @@ def _data(answer: Any, kind: str, server: Server) -> Any:
     if code == "CAPACITY_REACHED":
         most = data.get("max_sessions")
         raise _Gone(
-            f"{server.url} has all its {most} sessions taken: raise its max_concurrent_envs, or "
+            f"{server.url}: all {most} sessions are in use; raise its max_concurrent_envs, or "
             "lower rollout.max_concurrent"
         )
     if kind == "step" and code == "VALIDATION_ERROR":

@@ -1,9 +1,10 @@
-"""A foreign package in a process of its own: one for each interpreter and adapter, shared by seats.
+"""A foreign package in a separate process, shared by the environments of one interpreter.
 
-Takes: a Python interpreter and the path of a session module. Gives: :class:`RemoteEnvProcess`,
-which answers as a :class:`rollart_sandboxes.isolation.server.EnvSlot` does. Never: outlives its
-last seat; a process that dies fails the calls that wait on it, and the next reset begins with a new
-one.
+Takes: a Python interpreter and the path of a session module.
+Gives: :class:`RemoteEnvProcess`, with the interface of
+:class:`rollart_sandboxes.isolation.server.EnvSlot`.
+Never: keeps a process after its last session closes. If a process dies, the pending calls fail, and
+the next reset starts a new process.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from rollart_core.errors import EnvironmentFailure, PluginError, UnknownIdError,
 from rollart_sandboxes.isolation import server
 
 CLOSE_S = 5.0
-"""How long a seat that is closed, and a process that ends, are waited for."""
+"""Maximum time to close a session, and to wait for the end of a process."""
 
 
 class HostProcess:
-    """One process with the foreign package in it."""
+    """One process with the foreign package."""
 
     def __init__(self, python: str, path: str) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            python: The interpreter, 3.8 or newer, that has the foreign package.
-            path: Of the session module.
+            python: The interpreter, 3.8 or newer, in which the foreign package is installed.
+            path: Path of the session module.
 
         Raises:
-            PluginError: When there is no such interpreter.
+            PluginError: If the interpreter does not exist.
         """
         self._python = python
         self._futures: dict[int, Future[Any]] = {}
@@ -46,9 +47,10 @@ class HostProcess:
         self._lock = threading.Lock()
         self._stderr: deque[str] = deque(maxlen=5)
         self._ended = False
-        self.num_seats = 0
+        self.num_slots = 0
         self.retired = False
-        """Set when a thread in it hangs: it serves those it has, and nobody new."""
+        """Set if a thread of the process hangs: the process keeps its sessions, but gets no new
+        ones."""
         try:
             self._process = subprocess.Popen(
                 [python, server.__file__, path],
@@ -60,7 +62,7 @@ class HostProcess:
                 errors="replace",
             )
         except OSError as e:
-            raise PluginError(f"python {python!r} cannot be run: {e.strerror or e}") from e
+            raise PluginError(f"python {python!r} cannot be started: {e.strerror or e}") from e
         self._threads = [
             threading.Thread(target=read, name="rollart-adapter", daemon=True)
             for read in (self._read_answers, self._read_stderr)
@@ -70,18 +72,18 @@ class HostProcess:
 
     @property
     def alive(self) -> bool:
-        """False when it will never answer again."""
+        """False if the process has ended."""
         return self._process.poll() is None
 
     def new_env(self) -> int:
-        """Return a number that no seat of this process has had."""
+        """Return a session number that is unique in this process."""
         return next(self._ids)
 
-    def submit(self, call: str, seat: int, args: tuple[object, ...]) -> Future[Any]:
-        """Send a call and return where its answer will be."""
+    def submit(self, call: str, slot: int, args: tuple[object, ...]) -> Future[Any]:
+        """Send a call and return a future for its answer."""
         future: Future[Any] = Future()
         key = next(self._ids)
-        line = json.dumps({"id": key, "call": call, "seat": seat, "args": args}) + "\n"
+        line = json.dumps({"id": key, "call": call, "seat": slot, "args": args}) + "\n"
         stdin = self._process.stdin
         assert stdin is not None
         with self._lock:
@@ -91,14 +93,14 @@ class HostProcess:
                     stdin.write(line)
                     stdin.flush()
                     self._futures[key] = future
-                except (OSError, ValueError):  # it is gone, or closed
+                except (OSError, ValueError):  # the process or its stdin is closed
                     gone = True
         if gone:
             future.set_exception(self._gone())
         return future
 
     def close(self) -> None:
-        """End the process; it dies with its stdin, whatever its threads do."""
+        """End the process by closing its stdin; kill it if it does not end in time."""
         stdin = self._process.stdin
         with suppress(OSError, ValueError):
             if stdin is not None:
@@ -119,7 +121,9 @@ class HostProcess:
                 for line in stdout:
                     self._settle(json.loads(line))
         except (ValueError, KeyError):
-            self._stderr.append("it does not speak as an adapter's process does: is it a Python?")
+            self._stderr.append(
+                "the output is not in the protocol of an adapter's process: python must be a Python"
+            )
             self._process.kill()
         self._fail_all()
 
@@ -158,7 +162,7 @@ class HostProcess:
 
 
 class _Raised(Exception):
-    """What the other process raised."""
+    """An exception that the other process raised."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
         super().__init__(f"{error['types'][0]}: {error['message']}")
@@ -173,21 +177,21 @@ class _Processes:
         self._by_key: dict[tuple[int, str, str], HostProcess] = {}
 
     def lend(self, python: str, path: str) -> HostProcess:
-        """Return a live process, with one seat more."""
+        """Return a live process, and count one more session."""
         key = (os.getpid(), python, path)
         with self._lock:
             process = self._by_key.get(key)
             if process is None or process.retired or not process.alive:
                 process = self._by_key[key] = HostProcess(python, path)
-            process.num_seats += 1
+            process.num_slots += 1
             return process
 
     def take_back(self, process: HostProcess, *, hung: bool = False) -> None:
-        """Count a seat less; the process ends with its last."""
+        """Count one session less; end the process after its last session."""
         with self._lock:
-            process.num_seats -= 1
+            process.num_slots -= 1
             process.retired = process.retired or hung
-            last = process.num_seats == 0
+            last = process.num_slots == 0
             if last or process.retired:
                 self._by_key = {k: p for k, p in self._by_key.items() if p is not process}
         if last:
@@ -199,7 +203,7 @@ _processes = _Processes()
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What it takes to open a seat."""
+    """The arguments to open a session."""
 
     python: str
     path: str
@@ -211,13 +215,13 @@ class RemoteEnvProcess:
     """A session in another process."""
 
     def __init__(self, opening: Opening) -> None:
-        """Open it.
+        """Open the session.
 
         Raises:
-            UserError: When the interpreter, the package, the id or the options are wrong.
+            UserError: If the interpreter, the package, the id or the options are invalid.
         """
         self._process: HostProcess | None = _processes.lend(opening.python, opening.path)
-        self._seat = self._process.new_env()
+        self._slot = self._process.new_env()
         self._pending: Future[Any] | None = None
         try:
             with _told_to_the_user(opening):
@@ -227,12 +231,12 @@ class RemoteEnvProcess:
             raise
 
     def facts(self) -> Any:
-        """Return what the session says of itself."""
+        """Return the description of the session."""
         return self._facts
 
     @property
     def alive(self) -> bool:
-        """False when the process is gone."""
+        """False if the process has ended."""
         return self._process is not None and self._process.alive
 
     def reset(self, seed: int, task: dict[str, Any]) -> tuple[Any, Any]:
@@ -241,38 +245,38 @@ class RemoteEnvProcess:
         return observation, info
 
     def step(self, action: str) -> tuple[Any, float, bool, bool, Any]:
-        """Act."""
+        """Execute one action."""
         observation, reward, terminated, truncated, info = self._call("step", action)
         return observation, reward, terminated, truncated, info
 
     def oracle(self) -> str | None:
-        """Return the expert's next action."""
+        """Return the next action of the expert."""
         advice: str | None = self._call("oracle")
         return advice
 
     def secrets(self) -> list[str]:
-        """Return what the agent must not read."""
+        """Return the texts that the agent must not read."""
         return list(self._call("secrets"))
 
     def close(self) -> None:
-        """Close the session and, with the last one, the process."""
+        """Close the session; the last session also ends the process."""
         process, self._process = self._process, None
         if process is None:
             return
         hung = self._pending is not None and not self._pending.done()
         if not hung and process.alive:
             try:
-                process.submit("close", self._seat, ()).result(CLOSE_S)
+                process.submit("close", self._slot, ()).result(CLOSE_S)
             except TimeoutError:
                 hung = True
-            except Exception:  # an environment that cannot close has had its chance
+            except Exception:  # errors while closing are ignored
                 hung = False
         _processes.take_back(process, hung=hung)
 
     def _call(self, call: str, *args: object) -> Any:
         if self._process is None:
             raise EnvironmentFailure("the environment is closed", boundary=f"env.{call}")
-        self._pending = self._process.submit(call, self._seat, args)
+        self._pending = self._process.submit(call, self._slot, args)
         try:
             return self._pending.result()
         except _Raised as e:
@@ -285,10 +289,10 @@ class RemoteEnvProcess:
 
 
 def describe(opening: Opening) -> dict[str, Any]:
-    """Return what the session module knows of an environment, asked in a process of its own.
+    """Return the description of an environment, determined in a separate process.
 
     Raises:
-        UserError: When the interpreter, the package, the id or the options are wrong.
+        UserError: If the interpreter, the package, the id or the options are invalid.
     """
     process = _processes.lend(opening.python, opening.path)
     try:
@@ -302,7 +306,7 @@ def describe(opening: Opening) -> dict[str, Any]:
 
 @contextmanager
 def _told_to_the_user(opening: Opening) -> Iterator[None]:
-    """Turn what a session module raises about ids, options and packages into a UserError."""
+    """Convert errors of a session module about ids, options and packages to a UserError."""
     try:
         yield
     except _Raised as e:
@@ -312,7 +316,7 @@ def _told_to_the_user(opening: Opening) -> Iterator[None]:
 
 
 def user_error(types: list[str], message: str, opening: Opening) -> Exception:
-    """Return the error a person can mend, by the names of the classes that were raised."""
+    """Return the error for the user, selected by the names of the raised classes."""
     where = f"{opening.env_id}"
     if "ImportError" in types:
         return PluginError(f"{where}: {opening.python}: {first_line(message)}")

@@ -1,7 +1,7 @@
-"""The adapter of Reasoning Gym: see ``sessions/reasoning_gym_sets.py`` for what it does.
+"""The adapter of Reasoning Gym; see ``sessions/reasoning_gym_sets.py``.
 
-Takes: options of ``reasoning-gym::DATASET``. Gives: their model, and the adapter. Never: makes or
-imports what is foreign: the session does, here or in another Python.
+Takes: options of ``reasoning-gym::DATASET``. Gives: the config model and the adapter.
+Never: imports Reasoning Gym. The session does that, in this Python or in another one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class ReasoningGymOptions(AdapterOptions):
     """Options of ``reasoning-gym::DATASET``."""
 
     dataset: dict[str, Any] = Field(default_factory=dict)
-    """The dataset's own configuration, such as `{max_animals: 3}`."""
+    """Configuration of the dataset, such as `{max_animals: 3}`."""
     extract: Literal["auto", "tag", "text"] = "auto"
-    """What of an action is the answer. `tag`: what stands in the last `<answer>...</answer>`;
-    `text`: all of it; `auto`: the tag where there is one, else all of it."""
+    """Which text of an action is the answer. `tag`: the content of the last `<answer>...</answer>`.
+    `text`: the whole action. `auto`: the tag if there is one, otherwise the whole action."""
 
 
 class ReasoningGymAdapter(ForeignAdapter):
-    """Datasets of ``reasoning_gym``: one question, one answer, scored by the dataset."""
+    """Datasets of ``reasoning_gym``: one question and one answer, scored by the dataset."""
 
     session: ClassVar[str] = "reasoning_gym_sets"
     options: ClassVar[type[AdapterOptions]] = ReasoningGymOptions

@@ -1,7 +1,7 @@
-"""The adapter of classes written for ROLL's agentic pipeline: see ``sessions/roll_class.py``.
+"""The adapter of classes for ROLL's agentic pipeline; see ``sessions/roll_class.py``.
 
-Takes: options of ``roll-gem::module:Class``. Gives: their model, and the adapter. Never: makes or
-imports what is foreign: the session does, here or in another Python.
+Takes: options of ``roll-gem::module:Class``. Gives: the config model and the adapter.
+Never: imports the class. The session does that, in this Python or in another one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class RollGemOptions(AdapterOptions):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the class, such as `{max_steps: 10}`."""
     path: Folder | None = None
-    """A folder to import the module from."""
+    """A folder from which the module is imported."""
 
 
 class RollGemAdapter(ForeignAdapter):
-    """Classes written for ROLL's agentic pipeline: ``module:Class``."""
+    """Classes for ROLL's agentic pipeline: ``module:Class``."""
 
     session: ClassVar[str] = "roll_class"
     options: ClassVar[type[AdapterOptions]] = RollGemOptions

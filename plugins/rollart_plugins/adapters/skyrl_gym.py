@@ -1,7 +1,7 @@
-"""The adapter of skyrl-gym: see ``sessions/skyrl_gym.py`` for what it does.
+"""The adapter of skyrl-gym; see ``sessions/skyrl_gym.py``.
 
-Takes: options of ``skyrl-gym::ID``. Gives: their model, and the adapter. Never: makes or imports
-what is foreign: the session does, here or in another Python.
+Takes: options of ``skyrl-gym::ID``. Gives: the config model and the adapter.
+Never: imports skyrl-gym. The session does that, in this Python or in another one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class SkyrlGymOptions(AdapterOptions):
     """Options of ``skyrl-gym::ID``."""
 
     tasks: Rows | dict[str, Rows] = Field(default_factory=dict)
-    """Rows in SkyRL's dataset form, or a file of them (.jsonl, .json, .parquet), by split; or one
-    such source whose rows have `extra_info.split`."""
+    """Rows in SkyRL's dataset form, or a file of them (.jsonl, .json, .parquet), for each split; or
+    one source whose rows contain `extra_info.split`."""
     env_config: dict[str, Any] = Field(default_factory=dict)
-    """SkyRL's own settings of an environment, such as `search_url` and `db_path`."""
+    """SkyRL's settings of the environment, such as `search_url` and `db_path`."""
 
     @field_validator("tasks")
     @classmethod

@@ -1,7 +1,7 @@
-"""The adapter of TextArena: see ``sessions/textarena.py`` for what it does.
+"""The adapter of TextArena; see ``sessions/textarena.py``.
 
-Takes: options of ``textarena::ID``. Gives: their model, and the adapter. Never: makes or imports
-what is foreign: the session does, here or in another Python.
+Takes: options of ``textarena::ID``. Gives: the config model and the adapter.
+Never: imports TextArena. The session does that, in this Python or in another one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class TextArenaOptions(AdapterOptions):
     make: dict[str, Any] = Field(default_factory=dict)
     """Arguments of `textarena.make`, such as `{max_turns: 5}`."""
     history: bool = False
-    """Show the whole game so far in each observation, as TextArena's own wrapper of the id writes
-    it; false: only what is new, since a conversation holds the rest."""
+    """Whether each observation contains the whole game so far, as TextArena's own wrapper formats
+    it. false: only the new messages, because the conversation contains the rest."""
 
 
 class TextArenaAdapter(ForeignAdapter):
-    """Games of ``textarena.make`` for one player."""
+    """Single-player games of ``textarena.make``."""
 
     session: ClassVar[str] = "textarena"
     options: ClassVar[type[AdapterOptions]] = TextArenaOptions

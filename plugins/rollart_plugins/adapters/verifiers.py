@@ -1,16 +1,15 @@
 """The adapter of verifiers' tasksets (its v1 API): agent tasks, played by a harness of verifiers.
 
-verifiers runs an episode, the gateway records it:
+verifiers runs an episode, and the gateway records it:
 
     prepare: which task -> run: verifiers' env, harness and scoring -> finish: the trace's reward
 
-verifiers scores as its own episode ends, before ``finish``; judges that it asks have clients of
-their own. It takes a key by the name of an environment variable alone: each episode has one, with
-``API_KEY`` in its name, which verifiers hands to no program.
+verifiers scores at the end of its own episode, before ``finish``; judges use their own model
+clients. verifiers only accepts an API key as the name of an environment variable. Each episode has
+such a variable, with ``API_KEY`` in its name, which verifiers does not pass to programs.
 
-Takes: the id of an installed taskset, and options. Gives: agent tasks and their spec. Never:
-imports verifiers before one of them is asked for, or lets it end an episode in silence: what failed
-in it is raised.
+Takes: the id of an installed taskset, and options. Gives: agent tasks and their spec.
+Never: imports verifiers before a taskset is used, or ignores errors of an episode: they are raised.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ from rollart_plugins.adapters.fields import Folder, Splits
 DEFAULT_TURNS = 10
 
 HARNESS: Final = "rollart_chat"
-"""Of the harness here; see ``verifiers_chat.py``."""
+"""Name of the harness in ``verifiers_chat.py``."""
 _ENDLESS: Final = {"train": (0, 1000), "test": (1000, 1200)}
 _TEST_SHARE: Final = 5
-"""One task of so many is for the test."""
+"""One of this many tasks is a test task."""
 
 
 class VerifiersOptions(BaseModel):
@@ -51,48 +50,50 @@ class VerifiersOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     taskset: dict[str, Any] = Field(default_factory=dict)
-    """The taskset's own configuration, as under verifiers' `--env.taskset`."""
+    """Configuration of the taskset, as in verifiers' `--env.taskset`."""
     harness: dict[str, Any] = Field(default_factory=lambda: {"id": HARNESS})
-    """The program that plays, as under verifiers' `--env.agent.harness`. `rollart_chat` is a chat
-    loop with the taskset's tools, in the env worker's process; verifiers' own (`null`, `bash`, ...)
-    are programs that it starts with `uv`."""
+    """The agent program, as in verifiers' `--env.agent.harness`. `rollart_chat` is a chat loop with
+    the tools of the taskset, in the process of the env worker. The harnesses of verifiers (`null`,
+    `bash`, ...) are programs that it starts with `uv`."""
     runtime: dict[str, Any] = Field(default_factory=lambda: {"type": "subprocess"})
-    """Where that program runs, as under verifiers' `--env.agent.runtime`: `subprocess` is this
-    machine, without a wall; `docker` a container."""
+    """Where the agent program runs, as in verifiers' `--env.agent.runtime`. `subprocess`: on this
+    machine, without isolation. `docker`: in a container."""
     max_turns: PositiveInt = DEFAULT_TURNS
-    """Requests after which verifiers ends an episode, which is then judged as truncated."""
+    """Number of requests after which verifiers ends an episode. The episode is then scored as
+    truncated."""
     splits: Splits | None = None
-    """First position and end of each split in what the taskset loads. none: the last fifth is the
-    test, all before it train; of a taskset without end, 0 to 1000 and 1000 to 1200."""
+    """First position and end of each split in the loaded taskset. If not set, the last fifth is the
+    test split and the rest the train split. For an infinite taskset, train is 0 to 1000 and test
+    1000 to 1200."""
     reward_range: tuple[Number, Number] | None = None
-    """Smallest and largest reward, which verifiers does not tell."""
+    """Smallest and largest reward, which verifiers does not provide."""
     deterministic: bool = False
-    """The same answers of the policy get the same requests and reward."""
+    """Whether the same answers of the policy always lead to the same requests and reward."""
     network: bool = False
-    """Its tasks or their judges need the network."""
+    """Whether the tasks or their judges require network access."""
     path: Folder | None = None
-    """A folder to import the taskset from."""
+    """A folder from which the taskset is imported."""
     prepare_s: Seconds = 120.0
-    """For loading the taskset, when a worker first needs it."""
+    """Maximum time to load the taskset, when a worker first uses it."""
 
 
 class VerifiersAdapter(EnvAdapter):
-    """Tasksets of verifiers' v1 API, by their package's name."""
+    """Tasksets of verifiers' v1 API, by the name of their package."""
 
     def make(self, env_id: str, options: Mapping[str, object]) -> VerifiersTask:
         """Make an agent task.
 
         Raises:
-            UserError: When package, id or options are wrong.
+            UserError: If the package is missing, or the id or the options are invalid.
         """
         chosen = self._chosen(options)
         return VerifiersTask(env_id, chosen)
 
     def spec(self, env_id: str, options: Mapping[str, object]) -> EnvSpec:
-        """Say what is known of a taskset, without loading its tasks.
+        """Return the spec of a taskset, without loading its tasks.
 
         Raises:
-            UserError: When package, id or options are wrong.
+            UserError: If the package is missing, or the id or the options are invalid.
         """
         chosen = self._chosen(options)
         return EnvSpec(
@@ -101,7 +102,7 @@ class VerifiersAdapter(EnvAdapter):
             kind="agent",
             summary=summary_of(env_id, chosen),
             splits=tuple(chosen.splits or ("train", "test")),
-            disjoint_splits=False,  # other seeds, and perhaps the same tasks
+            disjoint_splits=False,  # other seeds, but possibly the same tasks
             reward_range=chosen.reward_range or (float("-inf"), float("inf")),
             deterministic=chosen.deterministic,
             max_turns=chosen.max_turns,
@@ -124,11 +125,11 @@ class VerifiersTask:
     """Tasks of one taskset.
 
     Args:
-        taskset_id: What verifiers knows it by.
-        options: Checked ones.
+        taskset_id: Id of the taskset in verifiers.
+        options: Validated options.
 
     Raises:
-        UserError: When there is no such taskset, or options do not fit it.
+        UserError: If the taskset does not exist, or the options do not fit it.
     """
 
     def __init__(self, taskset_id: str, options: VerifiersOptions) -> None:
@@ -138,12 +139,12 @@ class VerifiersTask:
         self._episode: Any = None
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has."""
+        """Return the number of tasks in a split."""
         first, end = self._range(split)
         return end - first
 
     async def prepare(self, *, seed: int, options: Mapping[str, Any]) -> AgentStart:
-        """Choose the task of ``options`` (``task``, ``split``), or one drawn by ``seed``."""
+        """Select the task of ``options`` (``task``, ``split``), or a task drawn with ``seed``."""
         split = str(options.get("split") or "train")
         first, end = self._range(split)
         index = options.get("task")
@@ -158,10 +159,10 @@ class VerifiersTask:
         return AgentStart(prompt, {"id": data.id, "name": data.name, "system": data.system_prompt})
 
     async def run(self, endpoint: Endpoint) -> None:
-        """Let verifiers play, and score.
+        """Run and score one episode with verifiers.
 
         Raises:
-            EnvironmentFailure: When its episode failed.
+            EnvironmentFailure: If the episode failed.
         """
         import verifiers.v1 as vf
         from verifiers.v1.utils.loaders import load_environment
@@ -175,7 +176,9 @@ class VerifiersTask:
         errors = [e for trace in self._episode.traces if not trace.ok for e in trace.errors]
         errors += self._episode.errors
         if not self._episode.ok:
-            said = f"{errors[-1].type}: {errors[-1].message}" if errors else "it says no more"
+            said = (
+                f"{errors[-1].type}: {errors[-1].message}" if errors else "no further information"
+            )
             raise EnvironmentFailure(
                 f"verifiers: the episode failed: {first_line(said)}",
                 boundary="agent.run",
@@ -183,15 +186,15 @@ class VerifiersTask:
             )
 
     async def finish(self, recorded: Recorded) -> AgentResult:
-        """Return what verifiers gave: the mean over its traces, which are mostly one.
+        """Return the result of verifiers: the mean reward over its traces (usually one).
 
         Raises:
-            EnvironmentFailure: When there is nothing that was scored.
+            EnvironmentFailure: If no trace was scored.
         """
         traces: Sequence[Any] = self._episode.traces if self._episode is not None else ()
         if not traces or not all(trace.ok for trace in traces):
             raise EnvironmentFailure(
-                "verifiers scored nothing: its episode did not come to an end",
+                "verifiers returned no score, because its episode did not finish",
                 boundary="agent.finish",
             )
         reward = sum(trace.reward for trace in traces) / len(traces)
@@ -199,7 +202,7 @@ class VerifiersTask:
         return AgentResult(float(reward), None, _components(traces), truncated)
 
     def close(self) -> None:
-        """Forget the episode; verifiers has freed what it used when ``run`` ended."""
+        """Release the episode; verifiers released its resources when ``run`` ended."""
         self._task = self._episode = None
 
     @property
@@ -210,7 +213,7 @@ class VerifiersTask:
         given = self._options.splits
         ranges = given or _split(len(self._tasks), endless=_is_endless(self._id))
         if split not in ranges:
-            raise ValueError(f"no split {split!r}: there are {', '.join(ranges)}")
+            raise ValueError(f"no split {split!r}; available splits: {', '.join(ranges)}")
         first, end = ranges[split]
         end = min(end, len(self._tasks))
         if first >= end:
@@ -219,10 +222,10 @@ class VerifiersTask:
 
 
 def summary_of(taskset_id: str, options: VerifiersOptions) -> str:
-    """Return what a taskset is, in a line.
+    """Return a one-line description of a taskset.
 
     Raises:
-        UserError: When there is no such taskset, or options do not fit it.
+        UserError: If the taskset does not exist, or the options do not fit it.
     """
     config = _config(taskset_id, options)
     return f"{taskset_id}, a taskset of verifiers, played by {_role(config)[1].harness.id}."
@@ -234,7 +237,7 @@ def _config(taskset_id: str, options: VerifiersOptions) -> Any:
 
     from rollart_plugins.adapters import verifiers_chat
 
-    # verifiers finds harnesses by the name of a module at the top.
+    # verifiers looks up harnesses by the name of a top-level module.
     sys.modules.setdefault(HARNESS, verifiers_chat)
     try:
         taskset_class(taskset_id)
@@ -256,19 +259,21 @@ def _role(config: Any) -> tuple[str, Any]:
     roles = agent_config_fields(config)
     if len(roles) != 1:
         names = ", ".join(roles) or "none"
-        raise ValueError(f"it has the agents {names}; one policy can be trained, as one agent")
+        raise ValueError(
+            f"it has the agents {names}; only tasksets with exactly one agent are supported"
+        )
     name, found = next(iter(roles.items()))
     return str(name), found
 
 
 def _fault(error: Exception) -> str:
-    """Return a fault in a line; pydantic's says which field, in several."""
+    """Return the first lines of an error in one line; pydantic's message has several."""
     return "; ".join(line.strip() for line in str(error).splitlines()[:3])
 
 
 @lru_cache(maxsize=8)
 def _loaded(taskset_id: str, taskset: str) -> Sequence[Any]:
-    """Return the tasks of a taskset, of one without end the first; once in a process."""
+    """Return the tasks of a taskset, or the first ones of an infinite taskset; cached."""
     from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
 
     config = taskset_config_type(taskset_id).model_validate(
@@ -293,7 +298,7 @@ def _split(num_tasks: int, *, endless: bool) -> Mapping[str, tuple[int, int]]:
 
 
 def _components(traces: Sequence[Any]) -> dict[str, float]:
-    """Return rewards, with their weights, and metrics of the last trace."""
+    """Return metrics, and unweighted rewards, of the last trace."""
     last = traces[-1]
     rewards = {name: reward.value for name, reward in last.rewards.items() if reward is not None}
     metrics = {name: value for name, value in last.metrics.items() if value is not None}
@@ -302,7 +307,7 @@ def _components(traces: Sequence[Any]) -> dict[str, float]:
 
 @contextmanager
 def _in_environment(key: str) -> Iterator[str]:
-    """Give the name of an environment variable with ``key``, as long as the block lasts."""
+    """Set an environment variable to ``key`` for the duration of the block, and yield its name."""
     name = f"ROLLART_API_KEY_{uuid.uuid4().hex}"
     os.environ[name] = key
     try:

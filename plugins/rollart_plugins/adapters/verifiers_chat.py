@@ -1,10 +1,10 @@
 """A harness of verifiers: a chat loop with the task's MCP tools, in this process.
 
-Takes: what verifiers gives a harness: a prompt, an endpoint, its key, URLs of tool servers. Gives:
-the conversation, until the policy calls no tool. Never: lets the policy run code of its own.
+Takes: the arguments of a verifiers harness: a prompt, an endpoint, its key, URLs of tool servers.
+Gives: the conversation, until the policy calls no tool. Never: lets the policy execute code.
 
-verifiers' ``null`` harness does the same as a program that ``uv`` installs and starts for each
-episode. This file is imported only where verifiers is.
+The ``null`` harness of verifiers does the same in a program that ``uv`` installs and starts for
+each episode. This module is only imported if verifiers is installed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Json = dict[str, Any]
 
 
 class ChatHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
-    """It has no settings but those of every harness."""
+    """The harness has no settings of its own."""
 
 
 class ChatHarness(vf.Harness[ChatHarnessConfig]):  # type: ignore[misc]
-    """Asks, calls the tools that are called for, and asks again."""
+    """Request a completion, call the requested tools, and repeat."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -62,7 +62,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):  # type: ignore[misc]
                 )
                 if answer.status_code >= 500:
                     return vf.ProgramResult(1, "", answer.text)
-                if answer.status_code >= 400:  # a limit: what there is will be judged
+                if answer.status_code >= 400:  # a limit: the conversation is scored
                     return vf.ProgramResult(0, "", answer.text)
                 message = answer.json()["choices"][0]["message"]
                 messages.append(message)
@@ -81,7 +81,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):  # type: ignore[misc]
 
 
 async def _called(call: Json, dispatch: dict[str, Any], servers: dict[str, Any]) -> Any:
-    """Return what a tool says; what is wrong with a call is told to the policy."""
+    """Return the result of a tool; errors of a call are returned to the policy as text."""
     name, text = call["function"]["name"], call["function"].get("arguments") or "{}"
     if name not in dispatch:
         return f"error: there is no tool {name!r}; there are {', '.join(dispatch) or 'none'}"

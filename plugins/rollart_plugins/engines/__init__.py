@@ -1,1 +1,1 @@
-"""Built-in engines."""
+"""Built-in inference engines."""

@@ -1,6 +1,6 @@
-"""Options of the embedded engine.
+"""Options of the inference engines.
 
-Takes: what stands under ``engine`` of a run. Gives: a pydantic model. Never: imports torch.
+Takes: the ``engine`` section of a run config. Gives: a pydantic model. Never: imports torch.
 """
 
 from __future__ import annotations
@@ -13,148 +13,170 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rollart_core.config.base import Bytes, Count, NonNegative, PositiveInt, Seconds
+from rollart_core.config.base import (
+    Bytes,
+    Count,
+    NonNegative,
+    PositiveInt,
+    Seconds,
+    old_names,
+)
 
 
 class EmbeddedConfig(BaseModel):
-    """What a run config may say under ``engine``."""
+    """Options of the embedded engine, in ``engine``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_sessions: PositiveInt = 256
-    """Rows of the KV cache: sessions kept at once. On a CPU memory is taken as it is used."""
+    """Number of rows of the KV cache, which is the number of sessions that are kept at the same
+    time. On a CPU, the memory is only allocated as it is used."""
     max_batch_tokens: PositiveInt = 1024
-    """Most tokens computed in one step. Raised to ``max_sessions`` where it is less."""
+    """Maximum number of tokens computed in one step. Raised to ``max_sessions`` if it is
+    smaller."""
     kv_cache_bytes: Bytes = 4 * 2**30
-    """The KV cache is given fewer rows when it would outgrow this."""
+    """Maximum size of the KV cache. The cache gets fewer rows if it would be larger."""
     share_prefixes: bool = True
-    """Sessions of one group copy the KV of their common prefix from one another."""
+    """Whether sessions of one group copy the KV of their common prefix from each other."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What weights are multiplied in; ``auto``: float32 on a CPU, the model's dtype elsewhere."""
+    """The dtype of the matrix multiplications. ``auto``: float32 on a CPU, otherwise the dtype of
+    the model."""
     weight_buffers: Literal[1, 2] = 2
-    """2: new weights are prepared in a second set while tokens are generated, and a swap takes
-    microseconds; 1: the memory of one set, and nothing is generated while they are copied."""
+    """Number of weight sets in memory. 2: new weights are prepared in a second set during
+    generation, and the swap takes microseconds. 1: only one set is in memory, and generation stops
+    while new weights are copied."""
     kernels: Literal["auto", "native", "torch"] = "auto"
-    """``native``: CPU kernels compiled at first use by the machine's C compiler."""
+    """Kernels to use. ``native``: CPU kernels that the C compiler of the machine compiles at first
+    use."""
     decoder: Literal["auto", "own", "transformers"] = "auto"
-    """``auto``: our own for the Llama, Mistral, Qwen2 and Qwen3 family, else transformers."""
+    """Decoder implementation. ``auto``: RollArt's own decoder for the Llama, Mistral, Qwen2 and
+    Qwen3 families, otherwise transformers."""
 
 
 class ServerConfig(BaseModel):
-    """What all engines that ask an OpenAI-compatible server are told."""
+    """Options that all clients of an OpenAI-compatible server have in common."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     base_url: str
-    """Such as ``http://127.0.0.1:8000/v1``: what comes before ``/chat/completions``."""
+    """The URL before ``/chat/completions``, such as ``http://127.0.0.1:8000/v1``."""
     model: str | None = None
-    """What the server calls the model; none: the one it has, where it has only one."""
+    """Name of the model on the server. If not set, the server must have exactly one model, which is
+    used."""
     api_key_env: str | None = None
-    """The variable of the environment that holds the key; none: ``OPENAI_API_KEY`` where it is set.
-    The key itself never stands in a config."""
+    """Environment variable that holds the API key. If not set, ``OPENAI_API_KEY`` is used if it
+    exists. A config never contains the key itself."""
     headers: dict[str, str] = Field(default_factory=dict)
-    """Sent with every request; they are kept in the run's ``config.yaml``, so no secrets here."""
+    """Headers of every request. They are saved in the ``config.yaml`` of the run, so they must not
+    contain secrets."""
     answer_s: Seconds = 600.0
-    """How long one answer may take; ``deadlines.generate_s`` bounds it with all its retries."""
+    """Maximum time for one response. ``deadlines.generate_s`` limits the total time including
+    retries."""
     num_retries: Count = 6
-    """How often a request is sent again that met no connection, a limit of requests (429, after
+    """How often a request is retried after a connection failure, a rate limit (429, after
     ``Retry-After``) or a server error."""
 
 
 class OpenAIConfig(ServerConfig):
-    """What a run config may say under ``engine`` with ``id: openai``."""
+    """Options of the ``openai`` engine, in ``engine``."""
 
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """How a chat request says how many tokens it wants at most; newer models of some providers take
-    ``max_completion_tokens`` only."""
+    """Field of a chat request that limits the number of generated tokens. Newer models of some
+    providers only accept ``max_completion_tokens``."""
     omit: tuple[Literal["temperature", "seed", "max_tokens"], ...] = ()
-    """What a chat request leaves out, for servers that refuse it. What is left out is the server's
-    own choice: sampled and greedy may then be the same."""
+    """Fields that a chat request omits, for servers that reject them. The server then uses its own
+    defaults, so sampled and greedy output can be the same."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """Added to every request as it is, such as ``{reasoning_effort: low}``."""
+    """Fields that are added to every request unchanged, such as ``{reasoning_effort: low}``."""
 
     def missing(self) -> dict[str, str]:
-        """Return the package, or the key, that is not there."""
+        """Return the missing package or API key, by option."""
         found = {}
         if find_spec("aiohttp") is None:
             found["id"] = "aiohttp is not installed: pip install 'rollart[gateway]'"
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
-            found["api_key_env"] = f"the environment has no variable {self.api_key_env}"
+            found["api_key_env"] = f"the environment variable {self.api_key_env} is not set"
         return found
 
 
 class VllmConfig(ServerConfig):
-    """What a run config may say under ``engine`` with ``id: vllm``."""
+    """Options of the ``vllm`` engine, in ``engine``."""
 
     weights_dir: str | None = None
-    """Where new weights are written for the server to read: a folder that both see. None: one in
-    the temporary folder, for a server on the same machine."""
+    """Folder in which new weights are written, which the server can read. If not set, a subfolder
+    of the temporary folder is used, which requires a server on the same machine."""
     logprobs: Literal["raw", "processed"] = "raw"
-    """The server's ``--logprobs-mode``, without ``_logprobs``. Raw ones are those of temperature 1,
-    so training at another ``rollout.temperature`` needs ``processed``."""
+    """The ``--logprobs-mode`` of the server, without ``_logprobs``. Raw log-probabilities are those
+    of temperature 1, so training with another ``rollout.temperature`` requires ``processed``."""
     start_s: NonNegative = 30.0
-    """How long a server is waited for that does not listen (yet, or any more)."""
+    """How long to wait for a server that does not accept connections."""
 
 
 LAUNCH_ONLY = ("command", "tp_size", "first_gpu", "server_args", "environment")
-"""What has no effect on servers that run already."""
+"""Options that have no effect with servers that are already running."""
 
 
 _GPU_ARGS = {
-    "tp_size": "give engine.tp_size",
-    "tensor_parallel_size": "give engine.tp_size",
-    "base_gpu_id": "give engine.first_gpu",
-    "pp_size": "an engine is split by tp_size alone",
-    "pipeline_parallel_size": "an engine is split by tp_size alone",
-    "nnodes": "an engine is on one machine; have more engines",
+    "tp_size": "set engine.tp_size instead",
+    "tensor_parallel_size": "set engine.tp_size instead",
+    "base_gpu_id": "set engine.first_gpu instead",
+    "pp_size": "an engine is only split by engine.tp_size",
+    "pipeline_parallel_size": "an engine is only split by engine.tp_size",
+    "nnodes": "an engine runs on one machine; use more engines instead",
 }
-"""Flags of a server that say which GPUs it takes, and what to say instead."""
+"""Server flags that select GPUs, and what to set instead."""
 
 
 class SGLangConfig(BaseModel):
-    """What a run config may say under ``engine``."""
+    """Options of the ``sglang`` engine, in ``engine``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    _old_names = old_names(weight_road="weight_transport")
 
     url: tuple[str, ...] = ()
-    """Running servers to attach to, one for each engine, such as ``http://10.0.0.5:30000``; none: a
-    server is launched for each engine, and ends with it."""
+    """Running servers to connect to, one for each engine, such as ``http://10.0.0.5:30000``. If not
+    set, each engine launches a server and stops it when the engine closes."""
     command: tuple[str, ...] = ()
-    """What launches a server, before its flags; none: ``python -m sglang.launch_server`` with the
-    run's own Python. SGLang is often in an environment of its own:
-    ``[/opt/sglang/bin/python, -m, sglang.launch_server]``."""
+    """Command that launches a server, without its flags. If not set, ``python -m
+    sglang.launch_server`` with the Python of the run. If SGLang is installed in another Python
+    environment, use its Python: ``[/opt/sglang/bin/python, -m, sglang.launch_server]``."""
     tp_size: PositiveInt = 1
-    """GPUs that the layers of one server are split over."""
+    """Number of GPUs of one server (tensor parallelism)."""
     first_gpu: Count = 0
-    """The first server takes ``tp_size`` GPUs from this one on, the second those after them. With
-    ``runtime: inline`` only: Ray gives each server GPUs of its own."""
+    """Index of the first GPU. The first server uses ``tp_size`` GPUs starting at this one, the
+    second server the GPUs after those. Only used with ``runtime: inline``, because Ray assigns GPUs
+    to each server."""
     server_args: dict[str, Any] = Field(default_factory=dict)
-    """Further flags of the server, such as ``{mem_fraction_static: 0.8, enable_metrics: true}``."""
+    """Additional flags of the server, such as ``{mem_fraction_static: 0.8, enable_metrics:
+    true}``."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """Further environment variables of the server."""
-    weight_road: Literal["tensor", "disk", "distributed"] = "tensor"
-    """How weights go on from the engine's process to its server: ``tensor`` in the request itself,
-    ``disk`` as a model folder that both can read, ``distributed`` by a broadcast."""
+    """Additional environment variables of the server."""
+    weight_transport: Literal["tensor", "disk", "distributed"] = "tensor"
+    """How weights are sent from the engine's process to its server. ``tensor``: in the request
+    itself. ``disk``: as a model folder that both can read. ``distributed``: by a broadcast."""
     weights_folder: str | None = None
-    """For ``disk``: where; none: a temporary folder of this machine."""
+    """Folder for ``weight_transport: disk``. If not set, a temporary folder on this machine."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """For ``distributed``: what carries the broadcast; ``auto``: nccl where the server is on CUDA,
-    on another machine (``url``, and a ``host`` that is not the loopback address), else gloo. NCCL
-    refuses two ranks on one GPU, so ``nccl`` is refused for servers that are launched."""
+    """Backend of the broadcast for ``weight_transport: distributed``. ``auto``: nccl if the server
+    runs on CUDA on another machine (``url`` is set, and ``host`` is not the loopback address),
+    otherwise gloo. NCCL does not support two ranks on one GPU, so ``nccl`` is rejected for launched
+    servers."""
     host: str = "127.0.0.1"
-    """For ``distributed``: the address of this machine as the server sees it."""
+    """Address of this machine as the server reaches it, for ``weight_transport: distributed``."""
     bucket_bytes: Bytes = 256 * 2**20
-    """About how much goes to the server at once, by ``tensor`` and ``distributed``."""
+    """Approximate number of bytes sent to the server in one request, for ``weight_transport:
+    tensor`` and ``distributed``."""
     start_s: Seconds = 600.0
-    """The longest wait until a server answers."""
+    """Maximum time until a server is ready."""
     update_s: Seconds = 100.0
-    """The longest wait for the server's answer to new weights; then it counts as dead."""
+    """Maximum time until the server confirms new weights. After it, the server counts as dead."""
     look_every_s: Seconds = 5.0
-    """How often the server is asked whether it lives."""
+    """Interval of the health checks of the server."""
     silent_s: Seconds = 60.0
-    """One that has given no answer for this long is dead."""
+    """A server that has not responded for this long counts as dead."""
     api_key_variable: str | None = None
-    """The environment variable that holds the key of a running server, where it wants one."""
+    """Environment variable that holds the API key of a running server, if the server requires
+    one."""
 
     @field_validator("url", "command", mode="before")
     @classmethod
@@ -166,9 +188,9 @@ class SGLangConfig(BaseModel):
     def _is_http(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for url in value:
             if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} is no address: http://HOST:PORT is one")
+                raise ValueError(f"{url!r} is not a server URL; use http://HOST:PORT")
         if len(set(value)) != len(value):
-            raise ValueError("each engine needs a server of its own: one is named twice")
+            raise ValueError("each engine needs its own server, but one URL is given twice")
         return tuple(url.rstrip("/") for url in value)
 
     @field_validator("server_args")
@@ -176,12 +198,12 @@ class SGLangConfig(BaseModel):
     def _gpus_are_counted(cls, value: dict[str, Any]) -> dict[str, Any]:
         for key, mend in _GPU_ARGS.items():
             if key in value or key.replace("_", "-") in value:
-                raise ValueError(f"{key} would take GPUs that nobody counts: {mend}")
+                raise ValueError(f"{key} would use GPUs that the run does not reserve: {mend}")
         return value
 
     @model_validator(mode="after")
     def _all_has_effect(self) -> Self:
-        fields = type(self).model_fields  # a resolved run gives every key, most as they were
+        fields = type(self).model_fields  # a resolved run sets every key
         for key, why in self._idle():
             if getattr(self, key) != fields[key].get_default(call_default_factory=True):
                 raise ValueError(f"{key} has no effect with {why}; remove it")
@@ -191,37 +213,39 @@ class SGLangConfig(BaseModel):
     def _nccl_has_two_gpus(self) -> Self:
         if self.backend == "nccl" and not self.url:
             raise ValueError(
-                "backend: nccl is for servers that run already (url): one that is launched here "
-                "shares its first GPU with the engine's process, which NCCL refuses; take gloo, "
-                "or weight_road: tensor"
+                "backend: nccl requires running servers (url). A launched server shares its first "
+                "GPU with the engine's process, which NCCL does not support; use gloo, or "
+                "weight_transport: tensor"
             )
         return self
 
     def missing(self) -> dict[str, str]:
-        """Return what a server is launched with and this machine has not."""
+        """Return what is missing on this machine to launch a server, by option."""
         if self.url:
             return {}
         if not self.command:
             if find_spec("sglang") is not None:
                 return {}
             return {
-                "command": "is not given, and this Python has no sglang: give one, such as "
-                "[/opt/sglang/bin/python, -m, sglang.launch_server], or url of a running server"
+                "command": "is not set, and this Python has no sglang: set it, such as "
+                "[/opt/sglang/bin/python, -m, sglang.launch_server], or set url of a running server"
             }
         program, *rest = self.command
         if which(program) is None:
-            return {"command": f"there is no program {program!r} here"}
+            return {"command": f"the program {program!r} is not on this machine"}
         scripts = [part for part in rest if part.endswith(".py") and not Path(part).is_file()]
-        return {"command": f"there is no file {scripts[0]!r} here"} if scripts else {}
+        return {"command": f"the file {scripts[0]!r} is not on this machine"} if scripts else {}
 
     def _idle(self) -> list[tuple[str, str]]:
-        """Return keys that have no effect, each with the reason."""
-        found = [(key, "url (the server runs already)") for key in LAUNCH_ONLY if self.url]
+        """Return the keys that have no effect, each with the reason."""
+        found = [(key, "url (the server is already running)") for key in LAUNCH_ONLY if self.url]
         if not self.url:
-            found.append(("api_key_variable", "servers that are launched here"))
-        road = self.weight_road
-        found += [("weights_folder", f"weight_road: {road}")] if road != "disk" else []
-        if road != "distributed":
-            found += [(key, f"weight_road: {road}") for key in ("backend", "host")]
-        found += [("bucket_bytes", "weight_road: disk")] if road == "disk" else []
+            found.append(("api_key_variable", "servers that this run launches"))
+        transport = self.weight_transport
+        found += (
+            [("weights_folder", f"weight_transport: {transport}")] if transport != "disk" else []
+        )
+        if transport != "distributed":
+            found += [(key, f"weight_transport: {transport}") for key in ("backend", "host")]
+        found += [("bucket_bytes", "weight_transport: disk")] if transport == "disk" else []
         return found

@@ -1,18 +1,18 @@
-"""The embedded inference engine: continuous batching in the caller's process, with no server.
+"""The embedded inference engine: continuous batching in the caller's process, without a server.
 
     generate() -> waiting -> [slot free] -> running -> step, step, ... -> result
                                               ^  each step computes, for every running request, the
                                               |  tokens that are not in the cache yet, and samples
-    load_weights() prepares new weights in a  |  where that reaches the newest token
+    load_weights() prepares new weights in a  |  after the newest token
     thread and swaps them between two steps --+
 
-A row is scored by prefill, with the logits of every row, a piece at a time.
+A row is scored by prefill in pieces, with the logits of every token.
 
-Takes: token ids. Gives: token ids, logprobs and the policy_version of each span. Never: tokenizes,
-or blocks the loop for longer than one step.
+Takes: token ids. Gives: token ids, logprobs and the policy_version of each span.
+Never: tokenizes, or blocks the event loop for longer than one step.
 
-Prompt, generated, evicted and (after a weight swap) stale tokens are all the same to a step: what
-is known of a session but not in its cache is computed, oldest first.
+A step treats prompt tokens, generated tokens, evicted tokens and (after a weight swap) stale tokens
+in the same way: it computes the known tokens of a session that are not in its cache, oldest first.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from rollart_plugins.engines.requests import ActiveRequest, Draws, check_request
 from rollart_plugins.engines.sessions import SessionTable
 
 _SLOT_WAIT_S = 0.005
-"""Between two looks whether a slot is free for a row that is to be scored."""
+"""Interval of the checks for a free slot, for a row to be scored."""
 
 PIECE_TOKENS = 128
-"""Rows computed at once: their logits take ``128 x vocabulary`` floats."""
+"""Maximum number of rows computed in one pass; their logits need ``128 x vocabulary`` floats."""
 
 
 class EmbeddedEngine(InferenceEngine):
-    """Continuous batching over a cache that outlives the turns of a session."""
+    """Continuous batching with a cache that persists between the turns of a session."""
 
     def __init__(
         self,
@@ -69,20 +69,20 @@ class EmbeddedEngine(InferenceEngine):
         policy_version: int = 0,
         **options: object,
     ) -> None:
-        """Take note of what to run; :meth:`start` loads it.
+        """Store the options; :meth:`start` loads the model.
 
         Args:
-            config: The engine's own options.
+            config: Options of the engine.
             model_path: A Hugging Face model folder, or a hub id.
             dtype: ``float32`` or ``bfloat16``.
             device: ``auto``, ``cpu`` or ``cuda``.
-            channel: Where :meth:`load_weights` fetches from.
-            deterministic: What a request samples does not depend on batch mates, arrival time,
-                eviction or prefix sharing, bit for bit.
+            channel: Channel from which :meth:`load_weights` fetches.
+            deterministic: Whether the samples of a request are bitwise independent of the other
+                requests of a batch, arrival time, eviction and prefix sharing.
             kv_on_swap: Whether the cache is computed again after a weight swap.
-            max_context_tokens: Longest prompt and answer together.
-            policy_version: What the weights at ``model_path`` are called.
-            options: The fields of ``config`` one by one, as the registry gives them.
+            max_context_tokens: Maximum length of prompt and answer together.
+            policy_version: Version of the weights at ``model_path``.
+            options: The fields of ``config`` as keyword arguments, as the registry passes them.
         """
         self._config = config or EmbeddedConfig.model_validate(options)
         self._model_path, self._channel = model_path, channel
@@ -112,7 +112,7 @@ class EmbeddedEngine(InferenceEngine):
         self._fetching = Lock()
 
     async def start(self) -> None:
-        """Load the model; returns when ready."""
+        """Load the model; return when the engine is ready."""
         if self._task is not None:
             return
         self._wake, self._swap_lock = asyncio.Event(), asyncio.Lock()
@@ -125,7 +125,7 @@ class EmbeddedEngine(InferenceEngine):
         """See :meth:`InferenceEngine.generate`."""
         runner = self._ready()
         if request.request_id in self._in_flight:
-            raise InferenceFailure(f"request id {request.request_id!r} is in flight already")
+            raise InferenceFailure(f"request id {request.request_id!r} is already in flight")
         prompt = check_request(request, vocab_size=runner.vocab_size, max_tokens=runner.max_tokens)
         active = ActiveRequest(
             request=request,
@@ -145,7 +145,7 @@ class EmbeddedEngine(InferenceEngine):
     async def score(self, request: ScoreRequest) -> list[float]:
         """See :meth:`InferenceEngine.score`.
 
-        The row is computed in pieces, between the steps that generate, in a slot of its own.
+        The row is computed in pieces, between the generation steps, in a separate slot.
         """
         runner = self._ready()
         check_score(request, vocab_size=runner.vocab_size, max_tokens=runner.max_tokens)
@@ -156,7 +156,7 @@ class EmbeddedEngine(InferenceEngine):
             while True:
                 version = self._version
                 found = await score_row(self._ready, session.slot, request)
-                if version == self._version:  # else: half of it is of other weights
+                if version == self._version:  # else the weights changed meanwhile
                     return found
         finally:
             self._sessions.end_turn(session)
@@ -170,8 +170,9 @@ class EmbeddedEngine(InferenceEngine):
         """See :meth:`InferenceEngine.load_weights`.
 
         Raises:
-            LookupError: When the channel holds neither that version nor a newer one.
-            ValueError: When the tensors do not fit the model, or are damaged; the old ones stay.
+            LookupError: If the channel has neither this version nor a newer one.
+            ValueError: If the tensors do not fit the model, or are corrupt. The old weights stay in
+                use.
         """
         runner, channel = self._ready(), self._channel
         if channel is None:
@@ -199,12 +200,12 @@ class EmbeddedEngine(InferenceEngine):
     def _incoming(
         self, channel: WeightChannel, policy_version: int, stage: Stage | None
     ) -> Incoming:
-        """Fetch in a thread; one at a time, for a caller that was cancelled leaves its thread."""
+        """Fetch in a thread, one fetch at a time: the thread of a cancelled caller continues."""
         with self._fetching:
             return fetch(channel, policy_version, stage, self._base)
 
     def _begin_version(self, policy_version: int) -> int:
-        """Take note of new weights; returns how many tokens in flight are computed again."""
+        """Register new weights; return the number of tokens in flight that are computed again."""
         self._version = policy_version
         lost = 0
         for session in self._sessions:
@@ -217,20 +218,20 @@ class EmbeddedEngine(InferenceEngine):
         self._paused = True
 
     async def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Continue after ``pause``."""
         self._paused = False
         if self._task is not None:
             self._wake.set()
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these requests now; unknown ids are fine."""
+        """End these requests now; unknown ids are ignored."""
         for request_id in request_ids:
             active = self._in_flight.get(request_id)
             if active is not None:
                 self._finish(active, "abort")
 
     async def release(self, session_id: str) -> None:
-        """Forget a session and free its KV; unknown ids are fine."""
+        """Remove a session and free its KV cache; unknown ids are ignored."""
         self._sessions.release(session_id)
 
     async def stats(self) -> EngineStats:
@@ -252,7 +253,7 @@ class EmbeddedEngine(InferenceEngine):
         )
 
     async def close(self) -> None:
-        """Free everything; requests in flight fail."""
+        """Release all resources; requests in flight fail."""
         task, self._task, self._runner = self._task, None, None
         if task is not None:
             task.cancel()
@@ -266,7 +267,7 @@ class EmbeddedEngine(InferenceEngine):
             self._channel.close()
 
     async def _serve(self) -> None:
-        """Step while there is work; between two steps the loop serves everybody else."""
+        """Run steps while there is work; other tasks of the loop run between two steps."""
         while True:
             if self._paused or not (self._running or self._waiting):
                 self._wake.clear()
@@ -281,7 +282,7 @@ class EmbeddedEngine(InferenceEngine):
             await asyncio.sleep(0)
 
     def _step(self, runner: Runner) -> None:
-        """Compute one batch and sample where it reaches the newest token of a request."""
+        """Compute one batch, and sample for requests whose newest token was computed."""
         self._admit()
         work = self._plan(runner)
         if not work:
@@ -298,7 +299,7 @@ class EmbeddedEngine(InferenceEngine):
                 self._take(active, token, logprob)
 
     def _admit(self) -> None:
-        """Give waiting requests a session while there are slots."""
+        """Assign sessions to waiting requests while there are slots."""
         while self._waiting:
             active = self._waiting[0]
             request = active.request
@@ -314,9 +315,9 @@ class EmbeddedEngine(InferenceEngine):
             self._running.append(active)
 
     def _plan(self, runner: Runner) -> list[tuple[ActiveRequest, int]]:
-        """Say how many tokens of each running request this step computes.
+        """Return how many tokens of each running request this step computes.
 
-        Those that need one token come first: they are a step away from their next sample.
+        Requests that need one token come first, because this step produces their next sample.
         """
         room = runner.max_batch_tokens
         work: list[tuple[ActiveRequest, int]] = []
@@ -340,7 +341,7 @@ class EmbeddedEngine(InferenceEngine):
         return work
 
     def _settle(self, active: ActiveRequest, runner: Runner) -> bool:
-        """Copy a new session's prefix from a sibling; False to wait for one that computes it."""
+        """Copy a new session's prefix from a sibling; False to wait for the sibling's prefill."""
         session = active.session
         assert session is not None
         if session.settled or not self._config.share_prefixes:
@@ -361,7 +362,7 @@ class EmbeddedEngine(InferenceEngine):
     def _pack(
         self, work: list[tuple[ActiveRequest, int]]
     ) -> tuple[TokenBatch, list[ActiveRequest]]:
-        """Return the batch, and the requests that sample from it in order of its wanted rows."""
+        """Return the batch, and the requests to sample for, in the order of its wanted rows."""
         pieces, slots, starts, lengths, wanted, sampling = [], [], [], [], [], []
         for i, (active, count) in enumerate(work):
             session = active.session
@@ -404,7 +405,7 @@ class EmbeddedEngine(InferenceEngine):
         self._retire(active)
 
     def _retire(self, active: ActiveRequest) -> None:
-        """Take a request out of the queues; done twice without harm."""
+        """Remove a request from the queues; can be called twice."""
         if self._in_flight.get(active.request.request_id) is not active:
             return
         del self._in_flight[active.request.request_id]
@@ -415,7 +416,7 @@ class EmbeddedEngine(InferenceEngine):
             self._sessions.end_turn(active.session)
 
     def _fail_all(self, error: Exception) -> None:
-        """A step failed: nobody knows what it left in the cache."""
+        """Fail all running requests after a failed step, which invalidates the cache."""
         for session in self._sessions:
             session.lose_cache()
         for active in list(self._running):
@@ -433,40 +434,40 @@ def _draws(sampling: list[ActiveRequest]) -> Draws:
 
 
 def check_score(request: ScoreRequest, *, vocab_size: int, max_tokens: int) -> None:
-    """Refuse what can never be answered.
+    """Reject a request that cannot be answered.
 
     Raises:
-        InferenceFailure: Saying why; it is not worth a retry.
+        InferenceFailure: With the reason; a retry does not help.
     """
     tokens, places = np.asarray(request.token_ids), np.asarray(request.positions)
     if not len(tokens) or len(tokens) > max_tokens + 1:
-        raise refusal(f"a row of {len(tokens)} tokens does not fit a context of {max_tokens}")
+        raise refusal(f"a row of {len(tokens)} tokens exceeds the context of {max_tokens}")
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         bad = int(tokens.min()) if tokens.min() < 0 else int(tokens.max())
         raise refusal(f"token id {bad} is not in the vocabulary of {vocab_size}")
     if len(places) and not (
         places[0] >= 1 and places[-1] < len(tokens) and (np.diff(places) > 0).all()
     ):
-        raise refusal(f"positions must ascend from 1 to {len(tokens) - 1}")
+        raise refusal(f"positions must be ascending and between 1 and {len(tokens) - 1}")
     if not 0 < request.temperature < float("inf"):
-        raise refusal(f"temperature is {request.temperature}, more than 0 is needed")
+        raise refusal(f"temperature is {request.temperature}, but must be greater than 0")
 
 
 async def score_row(ready: Callable[[], Runner], slot: int, request: ScoreRequest) -> list[float]:
-    """Return the logprob of each token asked about.
+    """Return the logprob of each requested token.
 
     Args:
-        ready: The runner, or an error once it is gone.
-        slot: A row of the cache that nobody else uses.
-        request: What to score.
+        ready: Returns the runner, or raises if the engine is closed.
+        slot: A row of the cache that nothing else uses.
+        request: The request to score.
 
     Raises:
-        InferenceFailure: When the engine is closed meanwhile, or the logits are not finite.
+        InferenceFailure: If the engine is closed meanwhile, or the logits are not finite.
     """
     tokens = np.asarray(request.token_ids, dtype=np.int64)
     places = np.asarray(request.positions, dtype=np.int64)
     found: list[float] = []
-    end = int(places[-1]) if len(places) else 0  # the last token asked about is not read itself
+    end = int(places[-1]) if len(places) else 0  # the last requested token itself is not an input
     size = min(PIECE_TOKENS, ready().max_batch_tokens)
     for start in range(0, end, size):
         runner, stop = ready(), min(start + size, end)
@@ -480,9 +481,10 @@ async def score_row(ready: Callable[[], Runner], slot: int, request: ScoreReques
 
 
 def _piece(tokens: np.ndarray, slot: int, start: int, *, every_row: bool) -> TokenBatch:
-    """Return consecutive tokens of one slot as a batch; without ``every_row`` for their KV alone.
+    """Return consecutive tokens of one slot as a batch, by default only for their KV.
 
-    One row's logits are asked for even then: a batch without any is nobody's ordinary case.
+    The batch always requests the logits of at least one row, because a batch without any is
+    unusual.
     """
     columns = (np.array([c], np.int64) for c in (slot, start, len(tokens), 0))
     return TokenBatch(tokens, *columns, every_row=every_row)
@@ -492,7 +494,7 @@ def _piece(tokens: np.ndarray, slot: int, start: int, *, every_row: bool) -> Tok
 def _logprobs(
     logits: torch.Tensor, rows: np.ndarray, tokens: np.ndarray, temperature: float
 ) -> list[float]:
-    """Return the logprob of one token after each of some rows of logits ``[N, vocab]``."""
+    """Return the logprob of one token after each of the given rows of logits ``[N, vocab]``."""
     chosen = logits[torch.from_numpy(rows).to(logits.device)].float() / temperature
     at = torch.from_numpy(tokens).to(logits.device)[:, None]
     logprobs = chosen.log_softmax(-1).gather(1, at).squeeze(1)

@@ -1,13 +1,14 @@
-"""A client of one OpenAI-compatible server: JSON out, JSON back, asked again where that may help.
+"""A client of one OpenAI-compatible server: JSON requests and responses, with retries.
 
-    post -> [the server asked for peace: wait] -> HTTP -> JSON
-              ^   429, 5xx, no connection: after Retry-After, or longer and longer, at most
-              +--------------------------------- num_retries times
+    post -> [wait if the server has requested a pause] -> HTTP -> JSON
+              ^   429, 5xx, no connection: after Retry-After, or with exponential backoff,
+              +--------------------------------- at most num_retries times
 
 Takes: a path below ``base_url`` and a body. Gives: the answer as JSON, or an
-:class:`~rollart_core.errors.EndpointError` that says which boundary was crossed and, from the
-status and the body in any of the shapes that servers use, of which kind it is. Never: shows the
-key, follows a redirect with it, or sends more while the server has asked to be left alone.
+:class:`~rollart_core.errors.EndpointError` with the boundary that was crossed and the kind of
+error, determined from the status and the body in any of the formats that servers use.
+Never: shows the key, follows a redirect with it, or sends requests while the server has requested a
+pause.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MAX_ANSWER_BYTES = 64 * 2**20
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
-"""Statuses that may pass when the same is asked again."""
+"""Statuses for which a retry can succeed."""
 _OVERFLOW = re.compile(
     r"context[ _-]?(length|window|size)|max_model_len|maximum (model|input|sequence) length"
     r"|(prompt|input) is too long|too many tokens",
@@ -51,44 +52,46 @@ _SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 
 @dataclass(frozen=True, slots=True)
 class EndpointServer:
-    """Where a server is, and how it is asked.
+    """The address of a server, and how to call it.
 
     Raises:
-        ConfigError: When ``base_url`` is no URL of a server, or holds a password.
+        ConfigError: If ``base_url`` is not the URL of a server, or contains a password.
     """
 
     base_url: str
-    """Such as ``http://127.0.0.1:8000/v1``: what comes before ``/chat/completions``."""
+    """The URL before ``/chat/completions``, such as ``http://127.0.0.1:8000/v1``."""
     api_key: str = field(default="", repr=False)
-    """Empty: none is sent."""
+    """API key. Empty: no key is sent."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent besides."""
+    """Additional headers."""
     connect_s: float = 10.0
-    """How long a connection may take to come about."""
+    """Maximum time to establish a connection."""
     answer_s: float = 600.0
-    """How long one answer may take."""
+    """Maximum time for one answer."""
     num_retries: int = 6
-    """How often the same is asked again."""
+    """Maximum number of retries of a request."""
     longest_wait_s: float = 120.0
-    """A server that asks for more peace than this has failed."""
+    """Longest wait that a server can request; if it requests more, the request fails."""
     retry_lost: bool = True
-    """Whether the same is asked again after a connection broke, or did not come about."""
+    """Whether a request is retried if the connection was lost or could not be established."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"base_url {self.base_url!r} is no URL of a server: give one such as "
+                f"base_url {self.base_url!r} is not a server URL; use one such as "
                 "http://127.0.0.1:8000/v1"
             )
         if parts.password or parts.username:
             shown = f"{parts.scheme}://***@{parts.hostname}"
-            raise ConfigError(f"base_url {shown}: put the key in the environment, not in the URL")
+            raise ConfigError(
+                f"base_url {shown}: set the key in an environment variable, not in the URL"
+            )
 
     def url(self, path: str) -> str:
-        """Return the URL of a path below ``base_url``; one that begins with ``/`` is the root's.
+        """Return the URL of a path below ``base_url``, or below the root if it begins with ``/``.
 
-        vLLM has ``/tokenize`` beside ``/v1``, not below it.
+        In vLLM, ``/tokenize`` is next to ``/v1``, not below it.
         """
         if path.startswith("/"):
             parts = urlsplit(self.base_url)
@@ -97,13 +100,13 @@ class EndpointServer:
 
 
 class EndpointClient:
-    """A client with one pool of connections; belongs to the event loop it is used in.
+    """A client with one connection pool; it belongs to the event loop in which it is used.
 
     Args:
-        server: Which server.
+        server: The server.
 
     Raises:
-        ConfigError: When aiohttp is not installed.
+        ConfigError: If aiohttp is not installed.
     """
 
     def __init__(self, server: EndpointServer) -> None:
@@ -111,7 +114,7 @@ class EndpointClient:
             raise ConfigError("aiohttp is not installed: pip install 'rollart[gateway]'")
         self.server = server
         self.num_retried = 0
-        """How often something was asked again so far."""
+        """Number of retries so far."""
         self._http: Any = None
         self._quiet_until_s = 0.0
 
@@ -119,29 +122,29 @@ class EndpointClient:
         """Return the JSON at a path.
 
         Args:
-            path: Below ``base_url``.
-            num_retries: Other than the server's.
+            path: Path below ``base_url``.
+            num_retries: Maximum number of retries, if different from the server's.
 
         Raises:
-            EndpointError: When there is none.
+            EndpointError: If the request fails.
         """
         return await self._ask("GET", path, None, num_retries)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Post a JSON object and return the object that comes back.
+        """Post a JSON object and return the object in the response.
 
         Raises:
-            EndpointError: When none comes back.
+            EndpointError: If the request fails, or the response is not an object.
         """
         answer = await self._ask("POST", path, body, None)
-        if answer is None:  # some answer nothing where there is nothing to say
+        if answer is None:  # some servers send an empty response
             return {}
         if not isinstance(answer, dict):
-            raise self._malformed(path, "JSON, but no object")
+            raise self._malformed(path, "JSON that is not an object")
         return answer
 
     async def close(self) -> None:
-        """Close all connections; what is in flight fails. May be called twice."""
+        """Close all connections; requests in flight fail. Can be called twice."""
         http, self._http = self._http, None
         if http is not None:
             await http.close()
@@ -153,7 +156,7 @@ class EndpointClient:
         return await self._retrying(most)(self._once, method, path, body)
 
     def _retrying(self, most: int) -> AsyncRetrying:
-        """Return the policy of one request: which failures are worth another try, and when."""
+        """Return the retry policy of one request."""
         from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 
         wait_s = backoff()
@@ -163,7 +166,7 @@ class EndpointClient:
             return error.wait_s if isinstance(error, EndpointError) else None
 
         def noted(state: RetryCallState) -> None:
-            if (advice_s := advised_s(state)) is not None:  # it is for all of us
+            if (advice_s := advised_s(state)) is not None:  # the wait applies to all requests
                 self._quiet_until_s = max(self._quiet_until_s, time.monotonic() + advice_s)
             self.num_retried += 1
 
@@ -184,7 +187,7 @@ class EndpointClient:
         return error.wait_s is None or error.wait_s <= self.server.longest_wait_s
 
     async def _peace(self) -> None:
-        """Wait while the server has asked to be left alone; not all come back at once."""
+        """Wait while the server has requested a pause; the jitter spreads the requests."""
         while (left_s := self._quiet_until_s - time.monotonic()) > 0:
             await asyncio.sleep(left_s + min(1.0, 0.1 * left_s) * random.random())
 
@@ -207,18 +210,18 @@ class EndpointClient:
         except (aiohttp.InvalidURL, ValueError) as e:
             raise ConfigError(f"base_url {self.server.base_url!r}: {first_line(str(e))}") from e
         except (aiohttp.ClientError, OSError) as e:
-            cause = getattr(e, "os_error", e)  # of a connection that did not come about
+            cause = getattr(e, "os_error", e)  # of a failed connection
             number = getattr(cause, "errno", None) or 0
             reason = os.strerror(number) if number > 0 else getattr(cause, "strerror", "")
             reason = reason or str(cause) or type(cause).__name__
             raise EndpointError(
-                f"no server answers at {where} ({first_line(reason)})",
+                f"no server is reachable at {where} ({first_line(reason)})",
                 kind="unreachable",
                 retryable=True,
             ) from e
         if 300 <= status < 400:
             to = headers.get("Location", "elsewhere")
-            message = f"{where} answers {status}, which leads to {to}: is base_url right?"
+            message = f"{where} returned {status}, a redirect to {to}; correct base_url"
             raise EndpointError(message, kind="refused", status=status)
         if status >= 400:
             error = fault(status, content, where=where, secret=self.server.api_key)
@@ -229,20 +232,20 @@ class EndpointClient:
         try:
             return json.loads(content)
         except ValueError as e:
-            raise self._malformed(path, "no JSON") from e
+            raise self._malformed(path, "data that is not JSON") from e
 
     async def _content(self, answer: Any, where: str) -> bytes:
         found = bytearray()
         async for chunk in answer.content.iter_any():
             found += chunk
             if len(found) > MAX_ANSWER_BYTES:
-                message = f"{where} answers more than {MAX_ANSWER_BYTES >> 20} MiB"
+                message = f"{where} returned more than {MAX_ANSWER_BYTES >> 20} MiB"
                 raise EndpointError(message, kind="malformed")
         return bytes(found)
 
     def _malformed(self, path: str, what: str) -> EndpointError:
         message = (
-            f"{self.server.url(path)} answers {what}: is base_url right? It usually ends with /v1"
+            f"{self.server.url(path)} returned {what}; check base_url, which usually ends with /v1"
         )
         return EndpointError(message, kind="malformed")
 
@@ -266,19 +269,19 @@ class EndpointClient:
 
 
 def fault(status: int, body: bytes, *, where: str, secret: str = "") -> EndpointError:
-    """Return what an answer that is no success means.
+    """Return the error for an unsuccessful response.
 
     Args:
         status: HTTP status, 300 or more.
-        body: What came with it.
-        where: The URL that was asked.
-        secret: An API key, which some servers repeat; it is left out.
+        body: Body of the response.
+        where: The requested URL.
+        secret: An API key, which some servers repeat; it is removed from the message.
     """
     said, codes = _said(body)
     if secret:
         said = said.replace(secret, "***")
     kind = _kind(status, said, codes)
-    message = f"{where} answers {status}" + (f": {said}" if said else "")
+    message = f"{where} returned {status}" + (f": {said}" if said else "")
     again = status in AGAIN and kind != "quota"
     return EndpointError(message, kind=kind, status=status, retryable=again)
 
@@ -320,27 +323,27 @@ def _said(body: bytes) -> tuple[str, set[str]]:
 
 
 def key_from(variable: str | None) -> str:
-    """Return the key that a variable of the environment holds.
+    """Return the API key in an environment variable.
 
     Args:
-        variable: Its name; None: ``OPENAI_API_KEY``, or no key where that is not set.
+        variable: Name of the variable. None: ``OPENAI_API_KEY``, or no key if it is not set.
 
     Raises:
-        ConfigError: When a variable that was named is not set.
+        ConfigError: If the named variable is not set.
     """
     if variable is not None and not os.environ.get(variable):
-        raise ConfigError(f"api_key_env: the environment has no variable {variable}")
+        raise ConfigError(f"api_key_env: the environment variable {variable} is not set")
     return os.environ.get(variable or KEY_VARIABLE, "")
 
 
 def requested_wait_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
-    """Return how long a server asks to be left alone, or None when it does not say.
+    """Return the wait that a server requests, or None if it requests none.
 
-    ``Retry-After`` is seconds or a date (RFC 9110, 10.2.3); ``retry-after-ms`` is what some send
-    beside it, and is finer.
+    ``Retry-After`` is in seconds or a date (RFC 9110, 10.2.3). Some servers also send the more
+    precise ``retry-after-ms``.
 
     Args:
-        headers: Of the answer; looked up as they are spelled by the RFC or in lower case.
+        headers: Headers of the response, spelled as in the RFC or in lower case.
         now_s: Seconds since the epoch.
     """
     given = headers.get("retry-after-ms")
@@ -358,9 +361,9 @@ def requested_wait_s(headers: Mapping[str, str], *, now_s: float) -> float | Non
 
 
 def backoff() -> wait_base:
-    """Return how long to wait after an attempt that failed without advice.
+    """Return the wait after a failed attempt, if the server does not request one.
 
-    A random half keeps many that failed together from coming back together.
+    A random half prevents clients that failed at the same time from retrying at the same time.
     """
     from tenacity import wait_exponential, wait_random_exponential
 

@@ -1,10 +1,10 @@
-"""Weights of a mixture of experts under the names of its published files, which servers read.
+"""Mixture-of-experts weights under the names of the published files, which servers read.
 
     transformers, in memory    ...experts.gate_up_proj [E, 2 I, H], ...experts.down_proj [E, H, I]
     files, and servers         ...experts.7.gate_proj.weight [I, H], up_proj, down_proj [H, I]
 
-Takes: named tensors as a trainer publishes them. Gives: the same as views, an expert each. Never:
-copies a tensor, or touches a model it does not know.
+Takes: named tensors as a trainer publishes them. Gives: views of them, one per expert.
+Never: copies a tensor, or changes the names of an unknown model.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     import torch
 
 SPLIT = frozenset({"Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"})
-"""Whose files have a tensor for each expert. Others have their experts in one tensor, too."""
+"""Architectures whose files have one tensor per expert. In other files, all experts are in one
+tensor."""
 _GATE_UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 
 
 def as_in_files(
     tensors: Iterable[tuple[str, torch.Tensor]], architectures: Sequence[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield tensors as the files of such a model have them.
+    """Yield tensors under the names in the files of the model.
 
     Args:
-        tensors: Under transformers' names.
-        architectures: As the model's ``config.json`` says.
+        tensors: Tensors with the names of transformers.
+        architectures: The architectures in the model's ``config.json``.
     """
     is_split = not SPLIT.isdisjoint(architectures)
     for name, tensor in tensors:
@@ -40,7 +41,7 @@ def as_in_files(
 
 
 def model_config(path: str) -> dict[str, Any]:
-    """Return the ``config.json`` of a model, by its folder or its hub id."""
+    """Return the ``config.json`` of a model, given its folder or hub id."""
     file = Path(path) / "config.json"
     if file.is_file():
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

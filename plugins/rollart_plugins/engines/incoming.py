@@ -1,8 +1,8 @@
-"""Weights on their way into an engine: fetched, made whole, and prepared beside those in use.
+"""Fetch new weights for an engine, and prepare them while the current ones are in use.
 
-Takes: a channel and a version. Gives: which version came, and how long it took; of low-rank
-adapters (arXiv:2106.09685, equation 3) the whole weights they make of a base. Never: touches the
-weights in use.
+Takes: a channel and a version. Gives: the fetched version and the duration. For low-rank adapters
+(arXiv:2106.09685, equation 3), it merges them with the base weights to full weights.
+Never: changes the weights in use.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rollart_core.models.weights import iter_weights, model_folder
 
 Named = Iterable[tuple[str, torch.Tensor]]
 Stage = Callable[[Named], int]
-"""Prepares tensors one by one and returns their bytes."""
+"""Prepares tensors one by one and returns their total number of bytes."""
 
 
 @dataclass(slots=True)
 class Incoming:
-    """What has come."""
+    """The result of a fetch."""
 
     policy_version: int
     num_bytes: int
     fetch_s: float
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    """Empty where they are prepared already."""
+    """Empty if the tensors are already prepared."""
 
 
 def fetch(
@@ -40,19 +40,19 @@ def fetch(
     stage: Stage | None,
     base: AdapterBase | None = None,
 ) -> Incoming:
-    """Fetch a version; where the channel holds it no longer, the newest instead.
+    """Fetch a version, or the newest one if the channel no longer has that version.
 
-    That may have the same number: of a trainer that came back while it was fetched.
+    The newest version can have the same number, if a trainer restarted during the fetch.
 
     Args:
-        channel: Where from.
-        policy_version: Which.
-        stage: Prepares the tensors; None: they are returned.
-        base: Makes whole weights of adapters, where those may come.
+        channel: The channel.
+        policy_version: The version.
+        stage: Prepares the tensors. None: they are returned.
+        base: Base weights to merge adapters with, if the channel can contain adapters.
 
     Raises:
-        LookupError: When there is neither.
-        ValueError: When they do not fit the model, or are damaged.
+        LookupError: If the channel has neither.
+        ValueError: If the tensors do not fit the model, or are corrupt.
     """
     began = time.perf_counter()
     try:
@@ -79,29 +79,31 @@ def _take(
     finally:
         close = getattr(tensors, "close", None)
         if close is not None:
-            close()  # where they are refused half way, others may wait for this end to go on
+            close()  # after a rejection half way, other engines can be waiting for this one
 
 
 class AdapterBase:
-    """The weights an engine began with, on which adapters are put; read when the first ones come.
+    """The initial weights of an engine, to merge adapters with.
+
+    They are read when the first adapters arrive.
 
     Args:
         model_path: A local folder or a hub id.
-        device: Where products are computed: where the trainer's are, they have the same bits.
+        device: Device of the matrix products. On the trainer's device, the result is bitwise equal.
     """
 
     def __init__(self, model_path: str, device: torch.device) -> None:
         self._model_path, self._device = model_path, device
         self._held: dict[str, torch.Tensor] = {}
-        """As the files hold them: what the trainer reads is exactly this."""
+        """The weights as in the files, which is exactly what the trainer reads."""
 
     def whole(
         self, tensors: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield whole weights for what a channel yields; those that are whole as they are.
+        """Yield full weights for the tensors of a channel; full tensors are unchanged.
 
         Raises:
-            ValueError: When adapters are for weights that the base has not, or of another shape.
+            ValueError: If an adapter's weight is not in the base, or has another shape.
         """
         entries = iter(tensors)
         first = next(entries, None)
@@ -123,7 +125,7 @@ class AdapterBase:
 
 
 def _pairs(adapters: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return both tensors of each adapter by the name of the weight they are for."""
+    """Return both tensors of each adapter by the name of its weight."""
     modules = {name.removesuffix(A).removesuffix(B) for name in adapters}
     lacking = [f"{m}{part}" for m in modules for part in (A, B) if f"{m}{part}" not in adapters]
     if lacking:
@@ -133,7 +135,9 @@ def _pairs(adapters: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, t
 
 def _check(name: str, weight: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor) -> None:
     if weight is None:
-        raise ValueError(f"an adapter is for {name!r}, which this model has not")
+        raise ValueError(f"an adapter is for {name!r}, which this model does not have")
     found = (up.shape[0], down.shape[1])
     if tuple(weight.shape) != found or up.shape[1] != down.shape[0]:
-        raise ValueError(f"the adapter for {name!r} makes {found}, it is {tuple(weight.shape)}")
+        raise ValueError(
+            f"the adapter for {name!r} has shape {found}, but the weight has {tuple(weight.shape)}"
+        )

@@ -1,14 +1,14 @@
-"""The ``openai`` engine: any OpenAI-compatible server, asked in tokens or in text.
+"""The ``openai`` engine: any OpenAI-compatible server, with token ids or with text.
 
     model.path           token ids -> /completions       -> token ids and logprobs (vLLM)
     model.kind: remote   messages  -> /chat/completions  -> text (any server): evaluation only
 
-Before it is asked for anything, the server says which model it serves, and whether its tokens are
-the model's; a ConfigError says how to mend it.
+At the start, the engine checks which model the server has, and whether the server's tokens are
+those of the model. If not, a ConfigError says how to fix it.
 
-Takes: requests. Gives: what the server sampled. Never: sends tokens to a server whose tokenizer is
-not the model's, renders a prompt in text for a model that is trained, or holds a KV cache: sessions
-are the server's prefix cache.
+Takes: requests. Gives: the samples of the server. Never: sends tokens to a server with another
+tokenizer than the model's, renders a prompt as text for a model in training, or manages a KV cache:
+sessions use the server's prefix cache.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ UNTRUNCATED = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Said in every token request: else vLLM takes what the model's ``generation_config.json`` says."""
+"""Sent in every token request. Otherwise vLLM uses the values of the model's
+``generation_config.json``."""
 _ABORTED = frozenset({"abort", "cancelled", "error"})
 _LARGEST_SEED = 2**31 - 1
-"""Not every server takes more than 31 bits."""
+"""Not every server accepts more than 31 bits."""
 
 
 def token_body(model: str, request: GenerateRequest, config: OpenAIConfig) -> dict[str, Any]:
@@ -96,16 +97,17 @@ def text_body(model: str, request: GenerateRequest, config: OpenAIConfig) -> dic
 def token_answer(
     answer: Mapping[str, Any], request: GenerateRequest, policy_version: int
 ) -> GenerateResult:
-    """Return the tokens of an answer, every one with its logprob.
+    """Return the tokens of an answer, each with its logprob.
 
     Raises:
-        EndpointError: When it holds none, too few, or read another prompt.
+        EndpointError: If the answer has no tokens or too few logprobs, or is for another prompt.
     """
     choice = _choice(answer)
     read = choice.get("prompt_token_ids")
     if isinstance(read, list) and read != list(request.token_ids):
         raise malformed(
-            f"it was given a prompt of {len(request.token_ids)} tokens and read {len(read)} others"
+            f"an answer to another prompt: {len(request.token_ids)} tokens were sent, and it "
+            f"read {len(read)}"
         )
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, Mapping):
@@ -116,7 +118,7 @@ def token_answer(
         num = len(values) if isinstance(values, list) else 0
         raise malformed(f"{num} logprobs for {len(token_ids)} tokens")
     if not all(isinstance(v, int | float) and math.isfinite(v) for v in values):
-        raise malformed("a logprob that is no number")
+        raise malformed("a logprob that is not a finite number")
     spans = (TokenSpan(0, len(token_ids), policy_version),) if token_ids else ()
     return GenerateResult(
         token_ids, [float(v) for v in values], spans, _finish(choice), _num_cached(answer)
@@ -127,7 +129,7 @@ def text_answer(answer: Mapping[str, Any]) -> GenerateResult:
     """Return the text of an answer.
 
     Raises:
-        EndpointError: When it holds none.
+        EndpointError: If the answer contains no text.
     """
     choice = _choice(answer)
     message = choice.get("message")
@@ -145,10 +147,10 @@ def text_answer(answer: Mapping[str, Any]) -> GenerateResult:
 
 
 def content_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a chat message: a string, nothing (a model that only thought), or parts.
+    """Return the text of a chat message: a string, nothing (only reasoning), or a list of parts.
 
     Raises:
-        EndpointError: When it is none of them.
+        EndpointError: If the content has another type.
     """
     content = message.get("content")
     if content is None:
@@ -163,10 +165,10 @@ def content_of(message: Mapping[str, Any]) -> str:
 
 
 def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    """Return the calls; their arguments are whatever the model wrote."""
+    """Return the tool calls; the arguments are exactly the text of the model."""
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
-        raise malformed("tool_calls that are no list")
+        raise malformed("tool_calls that are not a list")
     return tuple(_tool_call(call, index) for index, call in enumerate(calls))
 
 
@@ -177,14 +179,14 @@ def _tool_call(call: object, index: int) -> ToolCall:
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str):
         raise malformed("a tool call without a name")
-    if not isinstance(arguments, str | None):  # some servers give the object itself
+    if not isinstance(arguments, str | None):  # some servers send the object
         arguments = json.dumps(arguments, ensure_ascii=False)
     called = FunctionCall(name=name, arguments=arguments or "{}")
     return ToolCall(id=str(call.get("id") or f"call{index}"), type="function", function=called)
 
 
 def malformed(what: str) -> EndpointError:
-    """Return the error of an answer that does not hold what it must."""
+    """Return the error for an answer that lacks required data."""
     return EndpointError(f"the server answered {what}", kind="malformed")
 
 
@@ -201,7 +203,7 @@ def _token_ids(choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> list[i
         found = _named(logprobs.get("tokens"))
     if not isinstance(found, list) or not all(type(i) is int and i >= 0 for i in found):
         error = malformed(
-            "no token ids (vLLM gives them); a server that has none is model: {kind: remote}"
+            "no token ids (vLLM returns them); for a server without them, use model: {kind: remote}"
         )
         error.kind = "refused"
         raise error
@@ -209,7 +211,7 @@ def _token_ids(choice: Mapping[str, Any], logprobs: Mapping[str, Any]) -> list[i
 
 
 def _named(names: object) -> list[int] | None:
-    """Return the ids in tokens that are written ``token_id:<n>``; None when one is not."""
+    """Return the ids of tokens in the form ``token_id:<n>``; None if one is not."""
     start = "token_id:"
     if not isinstance(names, list):
         return None
@@ -240,11 +242,11 @@ def _num_cached(answer: Mapping[str, Any]) -> int:
 
 
 _TRY_ANEW = frozenset({"unreachable", "slow", "rate", "server", "malformed"})
-"""Kinds after which another attempt of the episode may go well."""
+"""Kinds of errors after which another attempt of the episode can succeed."""
 
 _START_RETRIES = 1
 NUM_SPREAD_TOKENS = 512
-"""So many tokens, from all over the vocabulary, make up one of the texts that are compared."""
+"""Number of tokens, spread over the vocabulary, in one of the texts that are compared."""
 _TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
     "  two  spaces\tand a tab\n\n\nthree lines, 0123456789 1,234.56 10^9",
@@ -255,21 +257,21 @@ _TEXTS = (
 
 
 class OpenAIEngine(InferenceEngine):
-    """Asks a server; see the module.
+    """Engine that uses an OpenAI-compatible server; see the module.
 
     Args:
-        config: The engine's own options.
-        model_path: Where the tokenizer of the served model lies; empty: nobody but the server knows
-            it, and requests are text.
-        channel: New weights; none of them reach a server.
-        deterministic: Refused.
-        max_context_tokens: Longest prompt and answer together; no more than the server has.
-        policy_version: What the served weights are called.
-        options: The fields of ``config`` one by one, as the registry gives them; what engines that
-            hold the model themselves are told besides is left aside.
+        config: Options of the engine.
+        model_path: Path of the served model's tokenizer. Empty: the tokenizer is unknown, and
+            requests are text.
+        channel: Rejected, because new weights cannot be sent to the server.
+        deterministic: Rejected.
+        max_context_tokens: Maximum length of prompt and answer together, at most the server's.
+        policy_version: Version of the served weights.
+        options: The fields of ``config`` as keyword arguments, as the registry passes them. Options
+            for engines that hold the model are ignored.
 
     Raises:
-        ConfigError: When this server cannot be what the run needs.
+        ConfigError: If the server does not support what the run requires.
     """
 
     follows_training: ClassVar[bool] = False
@@ -293,11 +295,11 @@ class OpenAIEngine(InferenceEngine):
         if channel is not None and not self.follows_training:
             channel.close()
             raise ConfigError(
-                "engine: openai serves the weights that its server began with, so it cannot "
-                "follow training; use it with `rollart eval`, or train with another engine"
+                "engine: openai cannot follow training, because its server keeps its initial "
+                "weights; use it with `rollart eval`, or train with another engine"
             )
         if deterministic:
-            raise ConfigError("deterministic: a server cannot promise it; remove it")
+            raise ConfigError("deterministic: a server cannot guarantee it; remove it")
         self._client = EndpointClient(self._server())
         self._served: Served | None = None
         self._tasks: dict[str, asyncio.Task[GenerateResult]] = {}
@@ -305,10 +307,10 @@ class OpenAIEngine(InferenceEngine):
         self._num_running = self._prompt_tokens = self._cached_tokens = self._new_tokens = 0
 
     async def start(self) -> None:
-        """Find the model on the server and compare its tokens with ours.
+        """Find the model on the server, and compare its tokens with the tokenizer's.
 
         Raises:
-            ConfigError: When it is not there, or is another.
+            ConfigError: If the model is not on the server, or has another tokenizer.
         """
         self._open = asyncio.Event()
         self._open.set()
@@ -325,12 +327,12 @@ class OpenAIEngine(InferenceEngine):
         """See :meth:`InferenceEngine.generate`.
 
         Raises:
-            ContextOverflow: When the server says that the conversation is too long for its model.
-            InferenceFailure: When it says anything else, or nothing.
+            ContextOverflow: If the conversation is too long for the server's model.
+            InferenceFailure: For any other error of the server or the connection.
         """
         found = self._ready()
         if request.request_id in self._tasks:
-            raise InferenceFailure(f"request id {request.request_id!r} is in flight already")
+            raise InferenceFailure(f"request id {request.request_id!r} is already in flight")
         work = self._ask_text if not self._model_path else self._ask_tokens
         task = asyncio.ensure_future(work(found.name, request))
         self._tasks[request.request_id] = task
@@ -348,31 +350,31 @@ class OpenAIEngine(InferenceEngine):
             self._tasks.pop(request.request_id, None)
 
     async def load_weights(self, policy_version: int) -> WeightSwap:
-        """Refuse: see the module."""
-        raise InferenceFailure("engine: openai loads no weights", boundary="load_weights")
+        """Raise an error: the engine cannot load weights."""
+        raise InferenceFailure("engine: openai cannot load weights", boundary="load_weights")
 
     async def pause(self) -> None:
-        """Send nothing more; what the server has begun it finishes."""
+        """Send no more requests; the server finishes those that it has begun."""
         if self._open is not None:
             self._open.clear()
 
     async def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Continue after ``pause``."""
         if self._open is not None:
             self._open.set()
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """Hang up on these requests; unknown ids are fine."""
+        """Disconnect these requests; unknown ids are ignored."""
         for request_id in request_ids:
             task = self._tasks.get(request_id)
             if task is not None:
                 task.cancel()
 
     async def release(self, session_id: str) -> None:
-        """Do nothing: the server's cache is its own."""
+        """Do nothing: the server manages its own cache."""
 
     async def stats(self) -> EngineStats:
-        """Return counters and gauges; tokens as the server counts them."""
+        """Return counters and gauges, with the server's token counts."""
         return EngineStats(
             policy_version=self._version,
             num_running=self._num_running,
@@ -384,7 +386,7 @@ class OpenAIEngine(InferenceEngine):
         )
 
     async def close(self) -> None:
-        """Hang up on everything."""
+        """Disconnect all requests and close the client."""
         self._served = None
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -402,8 +404,8 @@ class OpenAIEngine(InferenceEngine):
         length = found.max_context_tokens
         if length is not None and self._max_context_tokens > length:
             raise ConfigError(
-                f"rollout.max_context_tokens: {self._max_context_tokens} is more than the "
-                f"{length} that {found.name!r} is served with"
+                f"rollout.max_context_tokens: {self._max_context_tokens} is greater than "
+                f"{length}, the maximum of {found.name!r} on the server"
             )
 
     async def _ask_tokens(self, model: str, request: GenerateRequest) -> GenerateResult:
@@ -434,7 +436,7 @@ class OpenAIEngine(InferenceEngine):
         self._new_tokens += num_new
 
     def _failure(self, error: EndpointError) -> InferenceFailure:
-        """Return what an error of the server means for the episode."""
+        """Return the error of the episode for an error of the server."""
         if error.kind == "overflow":
             return ContextOverflow(str(error), boundary="generate")
         failure = InferenceFailure(str(error), boundary="generate")
@@ -446,7 +448,7 @@ class OpenAIEngine(InferenceEngine):
 
 
 def server_of(config: ServerConfig) -> EndpointServer:
-    """Return the server that a config names, with the key from the environment."""
+    """Return the server in a config, with the key from the environment."""
     return EndpointServer(
         base_url=config.base_url,
         api_key=key_from(config.api_key_env),
@@ -462,24 +464,25 @@ class Served:
 
     name: str
     max_context_tokens: int | None
-    """None: the server does not say."""
+    """None: the server does not provide it."""
 
 
 async def served(client: EndpointClient, wanted: str | None) -> Served:
-    """Return the model that a server is to be asked for.
+    """Return the model to request from a server.
 
     Args:
-        client: Of the server.
-        wanted: Its name; None: the only one.
+        client: Client of the server.
+        wanted: Name of the model. None: the only model of the server.
 
     Raises:
-        ConfigError: When there is no server, no such model, or no telling which; or a bad key.
+        ConfigError: If the server is not reachable, the key is invalid, the model does not exist,
+            or the server has several models and none is named.
     """
     try:
         answer = await client.get("models", num_retries=_START_RETRIES)
     except EndpointError as e:
         if e.kind == "missing" and wanted is not None:
-            return Served(wanted, None)  # not every server has the list
+            return Served(wanted, None)  # not every server has /models
         raise ConfigError(start_fault(e)) from e
     rows = answer.get("data") if isinstance(answer, Mapping) else None
     found = {
@@ -488,7 +491,7 @@ async def served(client: EndpointClient, wanted: str | None) -> Served:
     if wanted is None and len(found) == 1:
         wanted = next(iter(found))
     if wanted is None:
-        raise ConfigError(f"engine.model: say which of the server's models: {_names(found)}")
+        raise ConfigError(f"engine.model: select one of the server's models: {_names(found)}")
     if wanted not in found and found:
         near = did_you_mean(wanted, list(found))
         raise ConfigError(
@@ -499,25 +502,25 @@ async def served(client: EndpointClient, wanted: str | None) -> Served:
 
 
 def start_fault(error: EndpointError) -> str:
-    """Return what a person reads when a server cannot be used, and how to mend it."""
+    """Return the message for a server that cannot be used, and how to fix it."""
     mend = {
-        "unreachable": "start the server, or mend engine.base_url",
-        "slow": "see whether it is at work, or mend engine.base_url",
-        "key": "put its key into the environment as OPENAI_API_KEY, or name the variable with "
-        "engine.api_key_env",
-        "missing": "mend engine.base_url (it usually ends with /v1), or name engine.model",
+        "unreachable": "start the server, or correct engine.base_url",
+        "slow": "check that the server is responsive, or correct engine.base_url",
+        "key": "set its key as OPENAI_API_KEY in the environment, or set engine.api_key_env to the "
+        "name of its variable",
+        "missing": "correct engine.base_url (it usually ends with /v1), or set engine.model",
     }.get(error.kind)
     return f"engine: {error}" + (f": {mend}" if mend else "")
 
 
 async def check_tokens(client: EndpointClient, model: str, tokenizer: ChatTokenizer) -> None:
-    """Make sure that the server's tokens are those of our tokenizer.
+    """Check that the server's tokens are those of the local tokenizer.
 
-    It encodes texts that cover writing systems, code, white space, the special tokens and tokens
-    from all over our vocabulary; each must come back as ours does, id for id.
+    The server encodes texts that cover writing systems, code, white space, the special tokens and
+    tokens from the whole vocabulary. The ids must be equal to the local ones.
 
     Raises:
-        ConfigError: When one does not, or the server cannot be asked.
+        ConfigError: If ids differ, or the server cannot encode text.
     """
     for text in probe_texts(tokenizer):
         theirs, ours = await _encoded(client, model, text), tokenizer.encode(text)
@@ -535,7 +538,7 @@ async def check_tokens(client: EndpointClient, model: str, tokenizer: ChatTokeni
 
 
 def probe_texts(tokenizer: ChatTokenizer) -> Iterator[str]:
-    """Yield the texts that two tokenizers must agree on."""
+    """Yield the texts for which two tokenizers must agree."""
     yield from _TEXTS
     stops = "".join(tokenizer.decode([i]) for i in tokenizer.stop_token_ids)
     yield f"before{stops}after {stops}"
@@ -545,7 +548,7 @@ def probe_texts(tokenizer: ChatTokenizer) -> Iterator[str]:
 
 
 async def _encoded(client: EndpointClient, model: str, text: str) -> list[int]:
-    """Return a text in the server's tokens: from ``/tokenize``, or as a prompt comes back."""
+    """Return the server's tokens of a text, from ``/tokenize`` or from a returned prompt."""
     body: dict[str, Any] = {"model": model, "prompt": text, "add_special_tokens": False}
     try:
         try:
@@ -561,8 +564,8 @@ async def _encoded(client: EndpointClient, model: str, text: str) -> list[int]:
         raise ConfigError(start_fault(e)) from e
     if not isinstance(found, list) or not all(type(i) is int for i in found):
         raise ConfigError(
-            f"engine: {client.server.base_url} does not say its tokens (vLLM does): a server that "
-            "gives text only is model: {kind: remote}"
+            f"engine: {client.server.base_url} does not return token ids (vLLM does); for a "
+            f"server with text only, use model: {{kind: remote}}"
         )
     return found
 

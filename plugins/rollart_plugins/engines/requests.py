@@ -1,7 +1,7 @@
-"""One ``generate`` call while the engine works on it.
+"""One ``generate`` call during its processing by the engine.
 
-Takes: a :class:`GenerateRequest`. Gives: what is still to be done and, at the end, the result.
-Never: touches the model.
+Takes: a :class:`GenerateRequest`. Gives: the remaining work and, at the end, the result.
+Never: runs the model.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rollart_plugins.engines.sessions import KvOrigin, Session
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
-    """A request that waits or runs."""
+    """A waiting or running request."""
 
     request: GenerateRequest
     prompt: Int64Array
-    """``[P]``."""
+    """``[P]``: the token ids of the prompt."""
     limit: int
-    """Most new tokens, with what room the context leaves."""
+    """Maximum number of new tokens, limited by the remaining context."""
     future: asyncio.Future[GenerateResult]
     stops: frozenset[int]
     session: Session | None = None
@@ -37,10 +37,10 @@ class ActiveRequest:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     origins: list[tuple[int, tuple[int, KvOrigin]]] = field(default_factory=list)
-    """First token, and policy_version and cache of all up to the next."""
+    """First token of each span, with the policy_version and cache origin up to the next span."""
 
     def append(self, token: int, logprob: float, policy_version: int) -> FinishReason | None:
-        """Take one sampled token; says whether and why that was the last."""
+        """Add one sampled token; return the finish reason if it was the last, else None."""
         assert self.session is not None
         origin = (policy_version, self.session.kv)
         if not self.origins or self.origins[-1][1] != origin:
@@ -53,22 +53,22 @@ class ActiveRequest:
 
     @property
     def spans(self) -> tuple[TokenSpan, ...]:
-        """Which version sampled which tokens."""
+        """The spans of tokens, each with the version that sampled it."""
         stops = [start for start, _ in self.origins[1:]] + [len(self.token_ids)]
         return tuple(
             TokenSpan(start, stop, version, kv)
             for (start, (version, kv)), stop in zip(self.origins, stops, strict=False)
-        )  # not strict: a request that is aborted early has no origin and one stop
+        )  # not strict: an early aborted request has no origin and one stop
 
     def resolve(self, reason: FinishReason) -> None:
-        """Answer the caller, unless it has gone."""
+        """Return the result to the caller, unless it was cancelled."""
         if not self.future.done():
             self.future.set_result(
                 GenerateResult(self.token_ids, self.logprobs, self.spans, reason, self.num_cached)
             )
 
     def reject(self, error: InferenceFailure) -> None:
-        """Raise in the caller, unless it has gone."""
+        """Raise in the caller, unless it was cancelled."""
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -77,7 +77,7 @@ def check_request(request: GenerateRequest, *, vocab_size: int, max_tokens: int)
     """Return the prompt as an array.
 
     Raises:
-        InferenceFailure: When the request can never be answered; it is not worth a retry.
+        InferenceFailure: If the request cannot be answered; a retry does not help.
     """
     try:
         prompt = np.asarray(request.token_ids, dtype=np.int64)
@@ -90,17 +90,17 @@ def check_request(request: GenerateRequest, *, vocab_size: int, max_tokens: int)
         raise refusal(f"token id {bad} is not in the vocabulary of {vocab_size}")
     if len(prompt) >= max_tokens:
         raise refusal(
-            f"the prompt of {len(prompt)} tokens leaves no room in a context of {max_tokens}"
+            f"the prompt of {len(prompt)} tokens leaves no space in a context of {max_tokens}"
         )
     if request.max_new_tokens < 1:
-        raise refusal(f"max_new_tokens is {request.max_new_tokens}, at least 1 is needed")
+        raise refusal(f"max_new_tokens is {request.max_new_tokens}, but must be at least 1")
     if not 0 <= request.temperature < float("inf"):
-        raise refusal(f"temperature is {request.temperature}, 0 or more is needed")
+        raise refusal(f"temperature is {request.temperature}, but must be 0 or more")
     return prompt
 
 
 def refusal(message: str) -> InferenceFailure:
-    """Return an error that is not worth a retry."""
+    """Return an error that is not retryable."""
     error = InferenceFailure(message, boundary="engine.generate")
     error.retryable = False
     return error
@@ -110,7 +110,7 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _BITS = 48
-"""Of the hash that make the uniform; so few that ``u * total < total`` in double precision."""
+"""Number of hash bits in a uniform; few enough that ``u * total < total`` in double precision."""
 
 
 def uniforms(
@@ -131,37 +131,37 @@ def uniforms(
 
 @dataclass(slots=True)
 class Draws:
-    """How each of ``R`` rows is to be drawn."""
+    """The sampling parameters of ``R`` rows."""
 
     temperatures: npt.NDArray[np.float32]
-    """``[R]``; 0 is greedy, and then logprobs are those of temperature 1."""
+    """``[R]``; 0 is greedy, with the logprobs of temperature 1."""
     keys: npt.NDArray[np.uint64]
-    """``[R]``."""
+    """``[R]``; keys of the random number generator."""
     counters: npt.NDArray[np.uint64]
-    """``[R]``; token index within the answer."""
+    """``[R]``; index of the token within the answer."""
 
     @property
     def inverse_temperatures(self) -> npt.NDArray[np.float32]:
-        """``[R]``."""
+        """``[R]``; inverse temperatures, 1 for greedy rows."""
         t = self.temperatures
         return (1.0 / np.where(t > 0, t, 1.0)).astype(np.float32)
 
     @property
     def targets(self) -> npt.NDArray[np.float64]:
-        """``[R]``; uniforms, -1 where greedy."""
+        """``[R]``; uniforms, -1 for greedy rows."""
         return np.where(self.temperatures > 0, uniforms(self.keys, self.counters), -1.0)
 
 
 def sample(logits: torch.Tensor, draws: Draws, *, native: bool) -> tuple[list[int], list[float]]:
-    """Draw one token a row by inverse CDF.
+    """Sample one token per row by inverse CDF.
 
     Args:
         logits: ``[R, vocab]`` float32.
-        draws: How.
-        native: Use the compiled sampler; logits must lie on the CPU.
+        draws: The sampling parameters.
+        native: Use the compiled sampler, which requires logits on the CPU.
 
     Returns:
-        Tokens, -1 for a row that is not finite, and logprobs.
+        The tokens (-1 for a row with non-finite logits) and their logprobs.
     """
     kernels = load_kernels() if native else None
     if kernels is None:

@@ -1,6 +1,7 @@
-"""Which session has which row of the KV cache, and what lies in it.
+"""The assignment of sessions to rows of the KV cache, and the content of these rows.
 
-Takes: prompts. Gives: sessions with a slot; decides eviction and prefix sharing. Never: computes.
+Takes: prompts. Gives: sessions with a slot; decides eviction and prefix sharing. Never: runs the
+model.
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ KvOrigin: TypeAlias = Literal["fresh", "kept", "recomputed"]
 """See :class:`rollart_core.types.TokenSpan`."""
 
 MIN_SHARED_TOKENS = 8
-"""A shorter common prefix is computed rather than waited for or copied."""
+"""A shorter common prefix is computed; it is not copied or waited for."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One row of the cache and the tokens in it."""
+    """One row of the cache and its tokens."""
 
     session_id: str
-    """Empty for a request that keeps nothing."""
+    """Empty for a request without a session."""
     group_id: str
     slot: int
     tokens: Int64Array
-    """``[max_tokens]``; the first ``length`` are known."""
+    """``[max_tokens]``; the first ``length`` are valid."""
     length: int = 0
     num_kv: int = 0
-    """Tokens whose keys and values are in the cache."""
+    """Number of tokens whose keys and values are in the cache."""
     version: int = 0
-    """Oldest policy_version among them."""
+    """Oldest policy_version of these tokens."""
     kv: KvOrigin = "fresh"
-    """What the newest weight swap did to them."""
+    """The effect of the newest weight swap on them."""
     busy: bool = False
     settled: bool = False
-    """True once its prefix has been looked for among siblings."""
+    """True after its siblings were searched for a common prefix."""
     last_used: int = 0
 
     def begin_turn(self, prompt: Int64Array) -> None:
-        """Take a new prompt, keeping the cache of what it has in common with what is known."""
+        """Set a new prompt; keep the cache of the prefix in common with the old tokens."""
         kept = min(common_prefix(prompt, self.tokens[: self.num_kv]), len(prompt) - 1)
         if self.num_kv and not kept:
             self.kv = "fresh"
@@ -52,16 +53,16 @@ class Session:
         self.busy, self.settled = True, kept > 0
 
     def append(self, token: int) -> None:
-        """Add a sampled token, not yet in the cache."""
+        """Add a sampled token, which is not yet in the cache."""
         self.tokens[self.length] = token
         self.length += 1
 
     def lose_cache(self) -> None:
-        """Take note that the cache holds nothing to be relied on."""
+        """Mark the cache of this session as invalid."""
         self.num_kv, self.kv, self.settled = 0, "fresh", False
 
     def swap(self, version: int, *, keep: bool) -> int:
-        """Take note of new weights; returns how many tokens must be computed again."""
+        """Register new weights; return the number of tokens to compute again."""
         lost = self.num_kv
         if keep and lost:
             self.kv = "kept"
@@ -90,9 +91,9 @@ class SessionTable:
         return sum(len(group) for group in self._groups.values())
 
     def acquire(self, session_id: str, group_id: str) -> Session | None:
-        """Return an idle session of that id, or a new one; None when every slot is busy.
+        """Return an idle session with this id, or a new one; None if every slot is busy.
 
-        A second request of a busy session gets a session of its own that is not kept.
+        A second concurrent request of a session gets a separate session that is not kept.
         """
         known = self._by_id.get(session_id) if session_id else None
         if known is not None and not known.busy:
@@ -116,7 +117,7 @@ class SessionTable:
         return True
 
     def end_turn(self, session: Session) -> None:
-        """Make a session idle, or forget it when nothing of it is to be kept."""
+        """Make a session idle, or remove it if it has no id."""
         self._clock += 1
         session.busy, session.last_used = False, self._clock
         if session.kv == "recomputed":
@@ -125,7 +126,7 @@ class SessionTable:
             self.forget(session)
 
     def release(self, session_id: str) -> None:
-        """Forget a session; a busy one is forgotten at the end of its turn."""
+        """Remove a session; a busy one is removed at the end of its turn."""
         session = self._by_id.pop(session_id, None)
         if session is None:
             return
@@ -134,7 +135,7 @@ class SessionTable:
             self.forget(session)
 
     def forget(self, session: Session) -> None:
-        """Free the slot."""
+        """Remove a session and free its slot."""
         if session.session_id:
             self._by_id.pop(session.session_id, None)
         group = self._groups[session.group_id]
@@ -144,11 +145,11 @@ class SessionTable:
         self._free.append(session.slot)
 
     def donor(self, session: Session, version: int) -> tuple[Session | None, int]:
-        """Look among a new session's siblings for a common prefix.
+        """Search a new session's siblings for a common prefix.
 
         Returns:
-            ``(sibling, n)`` to copy the first n tokens from it; ``(sibling, 0)`` when it is
-            computing what both have in common and is worth waiting for; ``(None, 0)``.
+            ``(sibling, n)`` to copy the first n tokens from it; ``(sibling, 0)`` to wait, because
+            the sibling is computing the common prefix; ``(None, 0)`` if there is none.
         """
         best: Session | None = None
         most = session.num_kv
@@ -156,7 +157,7 @@ class SessionTable:
         for other in self._groups[session.group_id].values() if session.group_id else ():
             if other is session or (other.num_kv and other.version != version):
                 continue
-            # one that still waits for a donor itself cannot be waited for
+            # a session that itself waits for a donor cannot be waited for
             known = other.length if other.busy and other.settled else other.num_kv
             common = min(common_prefix(prompt, other.tokens[:known]), len(prompt) - 1)
             if common >= most + MIN_SHARED_TOKENS:
@@ -167,7 +168,7 @@ class SessionTable:
 
 
 def common_prefix(a: Int64Array, b: Int64Array) -> int:
-    """Return how many leading tokens two rows share."""
+    """Return the number of leading tokens that two rows share."""
     n = min(len(a), len(b))
     differs = a[:n] != b[:n]
     first = int(differs.argmax()) if n else 0

@@ -1,16 +1,15 @@
-"""The SGLang engine: a server of its own beside this process, or one that runs already.
+"""The SGLang engine: a server process that it launches, or a server that is already running.
 
-    generate() -> HTTP /generate -> the server batches, samples, says which weights sampled what
-    load_weights(): fetch from the channel while tokens are generated -> pause -> send -> continue
-    the watch:      the server has ended, or answers no more -> everything raises EngineDied
+    generate() -> HTTP /generate -> the server batches, samples, and returns the weight versions
+    load_weights(): fetch from the channel during generation -> pause -> send -> continue
+    the watch:      the server has ended, or does not respond -> all calls raise EngineDied
 
-Takes: token ids. Gives: token ids, logprobs and the policy_version of each span. Never: tokenizes,
-starts a dead server again by itself (whoever holds the engine does, with the newest weights), or
-lets weights through that came from somebody else.
+Takes: token ids. Gives: token ids, logprobs and the policy_version of each span.
+Never: tokenizes, restarts a dead server (the owner of the engine does, with the newest weights), or
+accepts weights of another run.
 
-Every swap has a tag of its own, ``<policy_version>/<number of the swap>``, which the server calls
-its weight version: a version that is published again, by a trainer that was taken back, is another
-one to it.
+Every swap has a unique tag, ``<policy_version>/<number of the swap>``, which is the server's weight
+version. If a trainer was rolled back and publishes a version again, it gets another tag.
 """
 
 from __future__ import annotations
@@ -62,20 +61,20 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """One ``generate`` that waits for the server."""
+    """One ``generate`` call that waits for the server."""
 
     rid: str
-    """What the server calls it."""
+    """Request id on the server."""
     num_tokens: int
-    """Of its prompt."""
+    """Length of its prompt."""
     num_swaps: int
-    """Of weights, before it was sent."""
+    """Number of weight swaps before it was sent."""
     ended: asyncio.Future[None]
-    """Done: its caller is to be told that it was aborted, whatever the server says."""
+    """Done: the call returns as aborted, regardless of the server's answer."""
 
 
 class SGLangEngine(InferenceEngine):
-    """One SGLang server, launched and watched, or attached to."""
+    """One SGLang server, launched or already running, with health checks."""
 
     def __init__(
         self,
@@ -93,29 +92,29 @@ class SGLangEngine(InferenceEngine):
         has_own_devices: bool = False,
         **options: object,
     ) -> None:
-        """Take note of what to run; :meth:`start` brings the server up.
+        """Store the options; :meth:`start` launches the server or connects to it.
 
         Args:
-            config: The engine's own options.
+            config: Options of the engine.
             model_path: A Hugging Face model folder, or a hub id.
             dtype: ``float32`` or ``bfloat16``.
             device: ``auto``, ``cpu`` or ``cuda``.
-            channel: Where :meth:`load_weights` fetches from.
-            deterministic: Refused: what SGLang samples depends on what it is batched with.
+            channel: Channel from which :meth:`load_weights` fetches.
+            deterministic: Rejected, because the samples of SGLang depend on the batch.
             kv_on_swap: Whether the cache is computed again after a weight swap.
-            max_context_tokens: Longest prompt and answer together.
-            policy_version: What the server's first weights are called.
-            engine_index: Which of the run's engines this is.
+            max_context_tokens: Maximum length of prompt and answer together.
+            policy_version: Version of the server's initial weights.
+            engine_index: Index of this engine in the run.
             has_own_devices: Whether this process sees the GPUs of its server and no others.
-            options: The fields of ``config`` one by one, as the registry gives them.
+            options: The fields of ``config`` as keyword arguments, as the registry passes them.
 
         Raises:
-            ConfigError: When it cannot run like this.
+            ConfigError: If the engine does not support these options.
         """
         self._config = config or SGLangConfig.model_validate(options)
         if deterministic:
             raise ConfigError(
-                "deterministic: true needs engine: embedded; SGLang's sampling is not"
+                "deterministic: true requires engine: embedded, because SGLang is not deterministic"
             )
         _check_url(self._config, engine_index)
         self._model_path, self._dtype, self._device = model_path, dtype, device
@@ -129,7 +128,7 @@ class SGLangEngine(InferenceEngine):
         self._facts = ModelFacts()
         self._server: SGLangServer | None = None
         self._client: SGLangClient | None = None
-        self._road: WeightTransport | None = None
+        self._transport: WeightTransport | None = None
         self._watching: asyncio.Task[None] | None = None
         self._paused = False
         self._flights: dict[str, _Flight] = {}
@@ -138,14 +137,14 @@ class SGLangEngine(InferenceEngine):
         self._prefill_tokens = self._cached_tokens = self._decode_tokens = 0
         self._busy_s, self._busy_since = 0.0, 0.0
 
-    # Life and death
+    # Start and end
 
     async def start(self) -> None:
-        """Bring the server up, or find it, and make sure that it is the right one.
+        """Launch the server or connect to it, and check that it is the right one.
 
         Raises:
-            ConfigError: When it cannot be, or answers for another model.
-            EngineDied: When it ended over its start.
+            ConfigError: If the server cannot be started or reached, or has another model.
+            EngineDied: If the server ended during its start.
         """
         if self._client is not None:
             return
@@ -164,7 +163,7 @@ class SGLangEngine(InferenceEngine):
             needs = Needs(self._max_tokens, self._keep_kv)
             launched = self._server is not None
             seen = await check_server(self._client, self._facts, needs, launched=launched)
-            self._road = new_transport(config, self._client, seen, self._model_path)
+            self._transport = new_transport(config, self._client, seen, self._model_path)
         except BaseException:
             await self.close()
             raise
@@ -186,7 +185,7 @@ class SGLangEngine(InferenceEngine):
             "weight_version": self._tag(self._version),
         }
         if self._keep_kv:
-            # a step in flight would give its tokens to the weights that come while it is
+            # with overlap, a step in flight would assign its tokens to the next weights
             model["disable_overlap_schedule"] = True  # type: ignore[assignment]
         port = free_port()
         first_gpu = None if on_cpu else self._first_gpu
@@ -202,7 +201,7 @@ class SGLangEngine(InferenceEngine):
         while not await client.alive(limit_s=self._config.silent_s):
             how = self._server.ended() if self._server else None
             if how is not None:
-                raise EngineDied(f"the SGLang server ended over its start ({how}); see the log")
+                raise EngineDied(f"the SGLang server ended during its start ({how}); see the log")
             if time.monotonic() - began > self._config.start_s:
                 raise ConfigError(
                     f"engine: no SGLang server answers at {client.url} after "
@@ -213,13 +212,13 @@ class SGLangEngine(InferenceEngine):
                 await self._revive(client)
 
     async def _revive(self, client: SGLangClient) -> None:
-        """End what an engine that died in mid-swap has left a running server in."""
+        """End a swap that a dead engine left unfinished on a running server."""
         for path in (dialect.END_UPDATE, dialect.CONTINUE):
             with contextlib.suppress(EngineDied, InferenceFailure, TimeoutError):
                 await client.post(path)
 
     async def _watch(self, client: SGLangClient) -> None:
-        """Find out that the server is gone; a paused one gives no sign of life, and is let be."""
+        """Detect the end of the server; a paused server does not respond, and is not checked."""
         looked = heard = time.monotonic()
         while not self._death.done():
             await asyncio.sleep(_ASK_AGAIN_S)
@@ -238,10 +237,10 @@ class SGLangEngine(InferenceEngine):
         if not self._death.done():
             self._death.set_result(why)
             if self._server is not None:
-                self._server.kill()  # this process may be about to end too
+                self._server.kill()  # this process can be about to end too
 
     def _ready(self) -> SGLangClient:
-        if self._client is None or self._road is None:
+        if self._client is None or self._transport is None:
             raise InferenceFailure("the engine is not running", boundary="engine.generate")
         if self._death.done():
             raise EngineDied(self._death.result(), boundary="sglang")
@@ -250,10 +249,10 @@ class SGLangEngine(InferenceEngine):
     async def _or_death(
         self, work: Coroutine[Any, Any, T], ended: asyncio.Future[None] | None = None
     ) -> T | None:
-        """Return what the work gives, or None when ``ended`` comes first.
+        """Return the result of the work, or None if ``ended`` is done first.
 
         Raises:
-            EngineDied: When the server is gone, before or meanwhile.
+            EngineDied: If the server has ended, or ends meanwhile.
         """
         task = asyncio.ensure_future(work)
         others: set[asyncio.Future[Any]] = {self._death} | ({ended} if ended else set())
@@ -276,11 +275,11 @@ class SGLangEngine(InferenceEngine):
         """See :meth:`InferenceEngine.generate`.
 
         Raises:
-            EngineDied: When the server is gone, before or meanwhile.
+            EngineDied: If the server has ended, or ends meanwhile.
         """
         self._ready()
         if request.request_id in self._flights:
-            raise InferenceFailure(f"request id {request.request_id!r} is in flight already")
+            raise InferenceFailure(f"request id {request.request_id!r} is already in flight")
         prompt = check_request(
             request, vocab_size=self._facts.vocab_size, max_tokens=self._max_tokens
         )
@@ -314,7 +313,7 @@ class SGLangEngine(InferenceEngine):
         first: dialect.KvOrigin = "fresh"
         is_late = flight.num_swaps < self._num_swaps and dialect.num_spans(answer) == 1
         if self._keep_kv and (is_late or (cached and flight.num_swaps > 1)):
-            first = "kept"  # at least part of what was read may be of older weights
+            first = "kept"  # a part of the prompt's KV can be of older weights
         later: dialect.KvOrigin = "kept" if self._keep_kv else "recomputed"
         result = dialect.generate_result(answer, self._versions, (first, later))
         self._cached_tokens += cached
@@ -323,9 +322,9 @@ class SGLangEngine(InferenceEngine):
         return result
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these requests now; unknown ids are fine.
+        """End these requests now; unknown ids are ignored.
 
-        A server that is paused gives nothing back: then they return without tokens.
+        A paused server returns nothing, so its requests return without tokens.
         """
         flights = [self._flights[i] for i in request_ids if i in self._flights]
         if self._paused:
@@ -340,7 +339,7 @@ class SGLangEngine(InferenceEngine):
         self._spawn(self._abort_at_server(flight.rid, when_open=True))
 
     async def _abort_at_server(self, rid: str, *, when_open: bool = False) -> None:
-        """Abort until the server has answered: it does not know what is still on its way to it."""
+        """Abort until the server answers, because it ignores ids that it has not received yet."""
         if when_open:
             await self._open.wait()
         for _ in range(_ABORTS):
@@ -351,7 +350,7 @@ class SGLangEngine(InferenceEngine):
             await asyncio.sleep(_ABORT_AGAIN_S)
 
     async def release(self, session_id: str) -> None:
-        """Do nothing: the server's prefix cache drops what was not used for longest."""
+        """Do nothing: the server's prefix cache evicts the least recently used entries."""
 
     # Weights
 
@@ -359,29 +358,32 @@ class SGLangEngine(InferenceEngine):
         """See :meth:`InferenceEngine.load_weights`.
 
         Raises:
-            LookupError: When the channel holds neither that version nor a newer one.
-            ValueError: When the tensors do not fit the model, or are damaged; the old ones stay.
-            EngineDied: When the server does not take them (nobody knows what it holds then), or
-                they cannot be written where it would read them.
+            LookupError: If the channel has neither this version nor a newer one.
+            ValueError: If the tensors do not fit the model, or are corrupt. The old weights stay in
+                use.
+            EngineDied: If the server rejects the weights (its state is then unknown), or they
+                cannot be written.
         """
-        client, road, channel = self._ready(), self._road, self._channel
-        assert road is not None
+        client, transport, channel = self._ready(), self._transport, self._channel
+        assert transport is not None
         if channel is None:
             raise InferenceFailure("the engine has no weight channel", boundary="load_weights")
         async with self._swap_lock:
             moved = -channel.moved_bytes
             try:
                 incoming, ready = await asyncio.to_thread(
-                    self._prepared, channel, road, policy_version
+                    self._prepared, channel, transport, policy_version
                 )
             except InferenceFailure as e:
                 raise self._without_weights(str(e)) from e
             tag = self._tag(incoming.policy_version)
             self._versions[tag] = incoming.policy_version
             began = time.monotonic()
-            # of whose weights a running server's cache is nobody knows: the first swap empties it
+            # a running server's cache can be of any weights, so the first swap flushes it
             keep = self._keep_kv and self._num_swaps > 0
-            await self._swap(client, partial(road.send, ready, tag, keep_kv=keep), keep_kv=keep)
+            await self._swap(
+                client, partial(transport.send, ready, tag, keep_kv=keep), keep_kv=keep
+            )
             stall_s = time.monotonic() - began
             lost = 0 if keep else sum(f.num_tokens for f in self._flights.values())
             self._version = incoming.policy_version
@@ -397,7 +399,7 @@ class SGLangEngine(InferenceEngine):
     async def _swap(
         self, client: SGLangClient, send: Callable[[], Coroutine[Any, Any, None]], *, keep_kv: bool
     ) -> None:
-        """Pause, send, go on; a server that does not take all of it is as good as dead."""
+        """Pause, send, continue; a server that does not accept all of it counts as dead."""
         mode = "in_place" if keep_kv else "retract"
         try:
             async with asyncio.timeout(self._config.update_s):
@@ -407,7 +409,7 @@ class SGLangEngine(InferenceEngine):
                 if not self._paused:
                     await self._or_death(client.post(dialect.CONTINUE))
         except (InferenceFailure, TimeoutError, RuntimeError) as e:
-            late = f"it did not take them within {self._config.update_s:g} s"
+            late = f"the server did not load them within {self._config.update_s:g} s"
             raise self._without_weights(str(e) or late) from e
 
     def _without_weights(self, why: str) -> EngineDied:
@@ -415,9 +417,9 @@ class SGLangEngine(InferenceEngine):
         return EngineDied(self._death.result(), boundary="load_weights")
 
     def _prepared(
-        self, channel: WeightChannel, road: WeightTransport, policy_version: int
+        self, channel: WeightChannel, transport: WeightTransport, policy_version: int
     ) -> tuple[Incoming, Any]:
-        """Fetch weights, and prepare each tensor for the transport as it comes; in a thread."""
+        """Fetch weights, and prepare each tensor for the transport as it arrives; in a thread."""
         ready: list[Any] = []
 
         def stage(tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
@@ -432,7 +434,7 @@ class SGLangEngine(InferenceEngine):
                     yield name, tensor
                 self._facts.check_fit(shapes)
 
-            ready[:] = [road.prepare(seen())]
+            ready[:] = [transport.prepare(seen())]
             return num_bytes
 
         return fetch(channel, policy_version, stage), ready[0]
@@ -447,18 +449,18 @@ class SGLangEngine(InferenceEngine):
         await self._or_death(self._ready().post(dialect.PAUSE, {"mode": "in_place"}))
 
     async def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Continue after ``pause``."""
         self._paused = False
         await self._or_death(self._ready().post(dialect.CONTINUE))
         self._open.set()
 
-    # Facts
+    # Statistics
 
     async def stats(self) -> EngineStats:
-        """Return counters of this side, and the server's own gauges.
+        """Return the counters of this process, and the gauges of the server.
 
         Raises:
-            EngineDied: When the server is gone.
+            EngineDied: If the server has ended.
         """
         load = await self._or_death(self._ready().get(dialect.LOADS))
         running, waiting, kv_used = dialect.load_of(load)
@@ -476,7 +478,7 @@ class SGLangEngine(InferenceEngine):
         )
 
     async def close(self) -> None:
-        """End the server if it was launched here; requests in flight fail. May be called twice."""
+        """Stop the server if it was launched here; requests in flight fail. Can be called twice."""
         client, self._client = self._client, None
         if self._channel is not None:
             self._channel.close()
@@ -488,14 +490,14 @@ class SGLangEngine(InferenceEngine):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._road is not None and self._server is None:
-            await self._road.leave()  # a running server goes on without us
+        if self._transport is not None and self._server is None:
+            await self._transport.leave()  # a running server continues without this engine
         if client is not None:
             await client.close()
         if self._server is not None:
             await self._server.close()
-        if self._road is not None:
-            await asyncio.to_thread(self._road.close)
+        if self._transport is not None:
+            await asyncio.to_thread(self._transport.close)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -510,13 +512,13 @@ def _has_cuda() -> bool:
 
 
 def _check_url(config: SGLangConfig, engine_index: int) -> None:
-    """Raise unless a config with servers names one for this engine.
+    """Raise if the config has URLs, but none for this engine.
 
     Raises:
-        ConfigError: It names too few.
+        ConfigError: If there are too few URLs.
     """
     if config.url and engine_index >= len(config.url):
         raise ConfigError(
-            f"engine.url names {len(config.url)} servers, and this is engine "
-            f"{engine_index + 1}: name one for each, or have fewer engines"
+            f"engine.url has {len(config.url)} servers, but this is engine {engine_index + 1}: "
+            "set one URL for each engine, or use fewer engines"
         )

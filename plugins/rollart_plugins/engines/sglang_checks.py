@@ -1,7 +1,7 @@
-"""Is it the right server: the same model, the same tokens, and room enough.
+"""Checks of a server: the same model, the same tokens, and sufficient capacity.
 
-Takes: our model folder, the server's own account. Gives: facts, or one line that says what differs.
-Never: imports torch, or changes the server.
+Takes: the local model folder, and the information of the server. Gives: facts, or a one-line
+difference. Never: imports torch, or changes the server.
 """
 
 from __future__ import annotations
@@ -24,47 +24,49 @@ PROBES = (
     "def f(x):\n    return {'a': [x ** 2, None]}  # <b>bold</b> \\n",
     "search[red shoes] click[Buy Now] <|im_start|>user\n",
 )
-"""Texts whose tokens differ between tokenizers that are not the same."""
+"""Texts whose tokens differ between different tokenizers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What our model is, as far as its folder says."""
+    """The properties of the local model, from its folder."""
 
     vocab_size: int = 0
     architectures: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of its parameters; empty where the model is no local folder of safetensors."""
+    """Shapes of its parameters; empty if the model is not a local folder of safetensors."""
     tokenizer: ChatTokenizer | None = None
 
     def check_fit(self, given: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ValueError when these are not the shapes of this model's parameters."""
+        """Raise ValueError if these are not the shapes of this model's parameters."""
         if not self.shapes:
             return
         for name, shape in given.items():
             known = self.shapes.get(name)
             if known is not None and known != shape:
-                raise ValueError(f"{name!r} is {list(shape)}, the model's is {list(known)}")
+                raise ValueError(
+                    f"{name!r} has shape {list(shape)}, but the model's is {list(known)}"
+                )
         if missing := sorted(set(self.shapes) - set(given)):
             raise ValueError(f"the weights lack {missing[0]!r} and {len(missing) - 1} others")
-        unknown = sorted(set(given) - set(self.shapes) - {"lm_head.weight"})  # may be tied
+        unknown = sorted(set(given) - set(self.shapes) - {"lm_head.weight"})  # can be tied
         if unknown:
             raise ValueError(f"the model has no {unknown[0]!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a run asks of a server."""
+    """The requirements of a run for a server."""
 
     max_tokens: int
-    """Longest row that it will get."""
+    """Maximum number of tokens in one row."""
     keep_kv: bool
-    """Whether requests go on over a swap with the cache that they have."""
+    """Whether requests keep their cache over a weight swap."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server says of itself."""
+    """The properties of a server."""
 
     version: str
     weight_version: str
@@ -73,10 +75,10 @@ class ServerFacts:
 
 
 def model_facts(path: str) -> ModelFacts:
-    """Read what there is to know of our model.
+    """Read the properties of the local model.
 
     Raises:
-        ConfigError: When its tokenizer cannot be read.
+        ConfigError: If its tokenizer cannot be read.
     """
     tokenizer = load_tokenizer(path)
     folder = Path(path)
@@ -93,17 +95,17 @@ def model_facts(path: str) -> ModelFacts:
 async def check_server(
     client: SGLangClient, model: ModelFacts, needs: Needs, *, launched: bool
 ) -> ServerFacts:
-    """Ask a server what it is.
+    """Check a server and return its properties.
 
     Args:
-        client: The connection.
-        model: What it is to be.
-        needs: What the run asks of it.
-        launched: Whether we chose its model and its flags ourselves.
+        client: Client of the server.
+        model: The expected model.
+        needs: The requirements of the run.
+        launched: Whether this engine launched the server, with its model and flags.
 
     Raises:
-        ConfigError: When it is another model, has another tokenizer or too little room, or cannot
-            be used for training.
+        ConfigError: If it has another model, another tokenizer or too little capacity, or cannot be
+            used for training.
     """
     info = await client.get(dialect.MODEL_INFO)
     about = await client.get(dialect.SERVER_INFO)
@@ -127,19 +129,23 @@ def _trouble(
     max_tokens = needs.max_tokens
     theirs = tuple(info.get("architectures") or ())
     if model.architectures and theirs and theirs != model.architectures:
-        return f"is a {theirs[0]}, and the run's model a {model.architectures[0]}"
+        return f"has the model {theirs[0]}, but the run's model is {model.architectures[0]}"
     if int(about.get("dp_size") or 1) != 1:
-        return "has several replicas (dp_size): weights cannot be sent to it; have more engines"
+        return (
+            "has several replicas (dp_size), which do not support weight updates; use more "
+            "engines instead"
+        )
     room = about.get("max_req_input_len")
     if room is not None and int(room) + 1 < max_tokens:
         return (
-            f"takes at most {room} tokens, and rollout.max_context_tokens is {max_tokens}: start "
-            f"it with --context-length {max_tokens + dialect.CONTEXT_MARGIN}, or lower that"
+            f"accepts at most {room} tokens, but rollout.max_context_tokens is {max_tokens}: "
+            f"start it with --context-length {max_tokens + dialect.CONTEXT_MARGIN}, or lower "
+            "rollout.max_context_tokens"
         )
     if needs.keep_kv and not about.get("disable_overlap_schedule"):
         return (
-            "computes a step ahead, whose token it would count to weights that come meanwhile: "
-            "start it with --disable-overlap-schedule, or use rollout.kv_on_swap: recompute"
+            "uses the overlap schedule, which would assign a token to the next weights: start it "
+            "with --disable-overlap-schedule, or use rollout.kv_on_swap: recompute"
         )
     cache = about.get("max_total_num_tokens")
     if cache is not None and int(cache) < max_tokens:
@@ -150,7 +156,7 @@ def _trouble(
 async def _tokenizer_trouble(
     client: SGLangClient, model: ModelFacts, info: dialect.Json, about: dialect.Json
 ) -> str | None:
-    """Compare fingerprints where its tokenizer lies within reach, else the tokens of some texts."""
+    """Compare tokenizer fingerprints if its files are readable, else the tokens of some texts."""
     assert model.tokenizer is not None
     path = str(info.get("tokenizer_path") or info.get("model_path") or "")
     if (Path(path) / "tokenizer.json").is_file():
@@ -158,22 +164,25 @@ async def _tokenizer_trouble(
         if theirs.fingerprint == model.tokenizer.fingerprint:
             return None
         if theirs.vocab_size != model.tokenizer.vocab_size:
-            return f"has the tokenizer of {path}, which is not the run's"
+            return f"has the tokenizer of {path}, not the tokenizer of the run"
     if about.get("skip_tokenizer_init"):
-        return "has no tokenizer (--skip-tokenizer-init): nobody can say that it is the right one"
+        return (
+            "has no tokenizer (--skip-tokenizer-init), so it cannot be checked; start it without "
+            "this flag"
+        )
     for text in PROBES:
         body = {"prompt": text, "add_special_tokens": False}
         try:
             answer = await client.post(dialect.TOKENIZE, body)
         except InferenceFailure as e:
-            return f"does not say what its tokens are: {e}"
+            return f"does not return its tokens: {e}"
         if answer["tokens"] != model.tokenizer.encode(text):
             return f"has another tokenizer than the run's model: {text[:20]!r}... differs"
     return None
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all parameters, from the heads of the safetensors files alone."""
+    """Return the shapes of all parameters, from the headers of the safetensors files."""
     found: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as opened:

@@ -1,7 +1,7 @@
 """The HTTP connection to one SGLang server.
 
 Takes: paths and bodies of :mod:`rollart_plugins.engines.sglang_dialect`. Gives: the server's JSON.
-Never: tries again; whoever calls knows whether that is safe.
+Never: retries, because only the caller can decide whether this is safe.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rollart_core.errors import EngineDied, InferenceFailure, first_line
 from rollart_plugins.engines.sglang_dialect import Json
 
 CONTROL_S = 60.0
-"""The longest wait for an answer that needs no computing."""
+"""Maximum time for a response that needs no computation."""
 
 
 class SGLangClient:
-    """One server.
+    """A client of one server.
 
     Args:
         url: Its address, such as ``http://127.0.0.1:30000``.
-        api_key: Sent with every request, where there is one.
+        api_key: Key that is sent with every request. Empty: no key.
     """
 
     def __init__(self, url: str, api_key: str = "") -> None:
@@ -39,17 +39,18 @@ class SGLangClient:
     async def post(
         self, path: str, body: Json | None = None, *, limit_s: float | None = CONTROL_S
     ) -> Any:
-        """Send a JSON body and return the JSON that comes back.
+        """Send a JSON body and return the JSON of the response.
 
         Raises:
-            EngineDied: When the connection cannot be made, or breaks.
-            InferenceFailure: When the server refuses (not worth a retry), or fails.
-            TimeoutError: When it does not answer in time; ``limit_s`` None: it is waited for.
+            EngineDied: If the connection cannot be established, or is lost.
+            InferenceFailure: If the server rejects the request (not retryable), or fails.
+            TimeoutError: If the response does not arrive in time; a ``limit_s`` of None is no
+                limit.
         """
         return await self._ask("POST", path, body or {}, limit_s)
 
     async def alive(self, *, limit_s: float) -> bool:
-        """Say whether it answers that it is well."""
+        """Return whether the server is healthy."""
         try:
             await self.get("/health", limit_s=limit_s)
         except (EngineDied, InferenceFailure, TimeoutError):
@@ -57,7 +58,7 @@ class SGLangClient:
         return True
 
     async def close(self) -> None:
-        """End the connections; may be called twice."""
+        """Close the connections; can be called twice."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -68,7 +69,7 @@ class SGLangClient:
                 connector=aiohttp.TCPConnector(limit=0), headers=self._headers
             )
         limit = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONTROL_S)
-        # a file, which is sent piece by piece: weights are long
+        # a file object is sent in pieces, which suits large weights
         data = None if body is None else io.BytesIO(json.dumps(body).encode())
         headers = {"Content-Type": "application/json"}
         try:
@@ -77,11 +78,11 @@ class SGLangClient:
             ) as response:
                 text = await response.text()
                 status = response.status
-        except TimeoutError as e:  # aiohttp's are these too
+        except TimeoutError as e:  # aiohttp's timeout errors are TimeoutErrors
             raise TimeoutError(f"{self.url}{path} did not answer within {limit_s} s") from e
         except (aiohttp.ClientError, OSError) as e:
             why = first_line(str(e)) or type(e).__name__
-            message = f"the SGLang server at {self.url} is gone: {why}"
+            message = f"the SGLang server at {self.url} is not reachable: {why}"
             raise EngineDied(message, boundary="sglang") from e
         if status == 200:
             return _json(text)
@@ -101,7 +102,7 @@ def _json(text: str) -> Any:
 
 
 def _reason(text: str) -> str:
-    """Return the message of an error answer; the server has several shapes of them."""
+    """Return the message of an error response, in any of the server's formats."""
     said = _json(text)
     for key in ("error", "message"):
         if isinstance(said, dict):

@@ -1,10 +1,10 @@
-"""What SGLang's HTTP API says and wants: all that differs between its releases is in this file.
+"""The formats of SGLang's HTTP API. All differences between its releases are in this file.
 
-Takes: our requests, the server's answers. Gives: its request bodies and flags, our results. Never:
-opens a connection.
+Takes: requests of the engine, responses of the server. Gives: request bodies, flags, and results.
+Never: opens a connection.
 
-Tried with SGLang 0.5.23. What it answers without ``weight_versions`` (older releases) is refused:
-nobody could say which weights sampled which token.
+Tested with SGLang 0.5.23. Responses without ``weight_versions`` (older releases) are rejected,
+because the weights that sampled each token are then unknown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JOIN_GROUP, LEAVE_GROUP = "/init_weights_update_group", "/destroy_weights_update
 TOKENIZE = "/v1/tokenize"
 
 CONTEXT_MARGIN = 8
-"""The server wants so many tokens of its context, and a few less, for itself."""
+"""The number of tokens of the context that the server needs itself, with some reserve."""
 
 _LAUNCH = ("--skip-tokenizer-init", "--skip-server-warmup")
 _CPU: Json = {
@@ -43,12 +43,12 @@ _CPU: Json = {
     "sleep_on_idle": True,
 }
 ENVIRONMENT = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
-"""The margin may make the context longer than the model says it can read; no token gets there."""
+"""With the margin, the context can be longer than the model's maximum; no token uses the margin."""
 CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 
 
 def flags(options: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
-    """Return the command line flags of a server; later ``options`` win over what a CPU needs."""
+    """Return the command line flags of a server; ``options`` override the defaults for a CPU."""
     merged = {**(_CPU if on_cpu else {}), **options}
     found = list(_LAUNCH)
     for key, value in merged.items():
@@ -65,7 +65,7 @@ def flags(options: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
 def generate_body(request: GenerateRequest, rid: str) -> Json:
     """Return the body of one generation.
 
-    Every sampling parameter is given: no default of the server or of the model has a say.
+    It contains every sampling parameter, so that no default of the server or model applies.
     """
     return {
         "rid": rid,
@@ -90,15 +90,15 @@ def generate_body(request: GenerateRequest, rid: str) -> Json:
 def generate_result(
     answer: Json, versions: Mapping[str, int], kv: Sequence[KvOrigin]
 ) -> GenerateResult:
-    """Return what an answer says.
+    """Return the result in a response.
 
     Args:
-        answer: The server's.
-        versions: The policy version of each of our tags.
-        kv: How the cache behind the first span came about, and that behind the others.
+        answer: The response of the server.
+        versions: The policy version of each tag.
+        kv: The cache origin of the first span, and of the later spans.
 
     Raises:
-        InferenceFailure: When the answer does not say what it must.
+        InferenceFailure: If the response lacks required data.
     """
     try:
         meta = answer["meta_info"]
@@ -107,7 +107,7 @@ def generate_result(
         logprobs = [float(pair[0]) for pair in pairs]
         reason = _reason(meta["finish_reason"])
         if reason != "abort" and token_ids != answer["output_ids"]:
-            raise _odd("its tokens are not those that its logprobs are of")
+            raise _odd("its output_ids differ from the tokens of its logprobs")
         num_cached = int(meta.get("cached_tokens") or 0)
         spans = _spans(meta.get("weight_versions"), len(token_ids), versions, kv)
     except (KeyError, TypeError, ValueError, IndexError) as e:
@@ -118,17 +118,17 @@ def generate_result(
 
 
 def num_spans(answer: Any) -> int:
-    """Return how many spans of weights an answer names."""
+    """Return the number of weight spans in a response."""
     return len(_meta(answer).get("weight_versions") or ())
 
 
 def num_read(answer: Any) -> tuple[int, int]:
-    """Return how many tokens of its prompt a server computed, and how many it had cached.
+    """Return how many prompt tokens a server computed, and how many were cached.
 
     Both are 0 for a request that was aborted while it waited: its ``meta_info`` lacks the counts.
 
     Raises:
-        InferenceFailure: When the answer has no ``meta_info``, or its counts are no numbers.
+        InferenceFailure: If the response has no ``meta_info``, or its counts are not numbers.
     """
     meta = _meta(answer)
     try:
@@ -140,7 +140,7 @@ def num_read(answer: Any) -> tuple[int, int]:
 
 
 def load_of(said: Any) -> tuple[int, int, float]:
-    """Return requests running and waiting, and the share of the KV cache in use."""
+    """Return the numbers of running and waiting requests, and the share of the KV cache in use."""
     loads = said["loads"]
     running = sum(int(one["num_running_reqs"]) for one in loads)
     waiting = sum(int(one["num_waiting_reqs"]) for one in loads)
@@ -169,16 +169,16 @@ def _spans(
         return ()
     if not said:
         raise _odd(
-            "it does not say which weights sampled the tokens (meta_info.weight_versions); "
-            "SGLang 0.5.23 does"
+            "it does not contain the weights that sampled the tokens "
+            "(meta_info.weight_versions); use SGLang 0.5.23"
         )
     spans: list[TokenSpan] = []
     for part in said:
         start, stop = int(part["start"]), min(int(part["end"]), num_tokens)
         if part["version"] not in versions:
             raise _odd(
-                f"its weights are {part['version']!r}, which did not come from this run: does "
-                "another run use the same server?"
+                f"its weights are {part['version']!r}, which are not of this run; another run "
+                "must not use the same server"
             )
         if stop > start:
             spans.append(TokenSpan(start, stop, versions[part["version"]], kv[bool(spans)]))

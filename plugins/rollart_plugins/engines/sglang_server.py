@@ -1,7 +1,7 @@
-"""One SGLang server process: launched, watched from outside, ended with all it has spawned.
+"""One SGLang server process: launch it, check it, and end it with all its child processes.
 
-Takes: a command line. Gives: whether it runs, and how it ended. Never: outlives the process that
-launched it (on Linux the kernel sees to that), or leaves a child of its own behind.
+Takes: a command line. Gives: whether it is running, and how it ended. Never: outlives the process
+that launched it (on Linux, the kernel ensures this), or leaves a child process running.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SGLangServer:
 
     Args:
         argv: Its command line.
-        environment: Variables it has besides those of this process.
+        environment: Environment variables in addition to those of this process.
     """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -44,14 +44,14 @@ class SGLangServer:
 
     @property
     def pid(self) -> int | None:
-        """Process id of its first process, once started; also the id of its process group."""
+        """Process id of the main process after the start; also the id of its process group."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start it; its output goes where this process's goes.
+        """Start the server; it inherits stdout and stderr.
 
         Raises:
-            ConfigError: When there is no such program.
+            ConfigError: If the program does not exist.
         """
         try:
             self._process = subprocess.Popen(
@@ -65,7 +65,7 @@ class SGLangServer:
             raise ConfigError(f"engine.command: {self._argv[0]!r} cannot be started: {e}") from e
 
     def ended(self) -> str | None:
-        """Say how it ended; None while it runs."""
+        """Return how it ended; None while it is running."""
         code = self._process.poll() if self._process else None
         if code is None:
             return None
@@ -74,23 +74,23 @@ class SGLangServer:
         return f"exit code {code}"
 
     def kill(self) -> None:
-        """End it now, with everything it has spawned."""
+        """Kill the server and all its child processes."""
         if self._process is not None:
             _signal_group(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
-        """End it with everything it has spawned; may be called twice."""
+        """Stop the server and all its child processes; can be called twice."""
         process = self._process
         if process is None:
             return
         _signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(process.wait, _TERM_GRACE_S)
-        _signal_group(process.pid, signal.SIGKILL)  # children may be left though it has ended
+        _signal_group(process.pid, signal.SIGKILL)  # children can outlive the main process
         await asyncio.to_thread(process.wait)
         gone_by = time.monotonic() + _GONE_S
         while group_members(process.pid) and time.monotonic() < gone_by:
-            await asyncio.sleep(_LOOK_S)  # what it held is free only when the last has ended
+            await asyncio.sleep(_LOOK_S)  # resources are free after the last process ends
 
 
 def launch_argv(
@@ -99,21 +99,22 @@ def launch_argv(
     """Return the command line of a server.
 
     Args:
-        config: The engine's options.
-        port: Where it is to listen, on this machine only.
-        first_gpu: The first of its ``tp_size`` GPUs, counted among those this process sees; None:
-            it has no GPU.
-        model: Flags that say which model, and how.
+        config: Options of the engine.
+        port: Port on which it listens, on this machine only.
+        first_gpu: Index of the first of its ``tp_size`` GPUs among those visible to this process.
+            None: it has no GPU.
+        model: Flags of the model and how to run it.
 
     Raises:
-        ConfigError: When no command is given and this Python has no sglang.
+        ConfigError: If no command is set and this Python has no sglang.
     """
     command = list(config.command)
     if not command:
         if find_spec("sglang") is None:
             raise ConfigError(
-                "engine: this Python has no sglang; give engine.command, such as "
-                "[/opt/sglang/bin/python, -m, sglang.launch_server], or engine.url of a running one"
+                "engine: this Python has no sglang. Set engine.command, such as "
+                "[/opt/sglang/bin/python, -m, sglang.launch_server], or engine.url of a running "
+                "server"
             )
         command = [sys.executable, "-m", "sglang.launch_server"]
     gpus = {"tp_size": config.tp_size}
@@ -125,13 +126,13 @@ def launch_argv(
 
 
 def launch_environment(config: SGLangConfig, *, on_cpu: bool) -> dict[str, str]:
-    """Return the variables of a server; the run's own paths are not for another Python."""
+    """Return the server's environment variables, without the Python paths of the run."""
     cpu = dialect.CPU_ENVIRONMENT if on_cpu else {}
     return {"PYTHONPATH": "", **dialect.ENVIRONMENT, **cpu, **config.environment}
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that is currently free."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -139,7 +140,7 @@ def free_port() -> int:
 
 
 def group_members(group_id: int) -> list[int]:
-    """Return the processes of a group that have not ended; those that nobody has reaped have."""
+    """Return the running processes of a process group, without zombies."""
     found = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -150,7 +151,7 @@ def group_members(group_id: int) -> list[int]:
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to kill this process with its parent."""
+    """Ask Linux to kill this process when its parent ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

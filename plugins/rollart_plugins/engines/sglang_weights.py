@@ -1,11 +1,11 @@
-"""How new weights go from the process of the engine to its SGLang server: the weight transports.
+"""The transports of new weights from the engine's process to its SGLang server.
 
     tensor        base64 of pickled tensors, in the requests themselves
-    disk          a model folder that the server loads as it loaded its first
+    disk          a model folder that the server loads like its initial weights
     distributed   a broadcast from this process (rank 0) to the server's (ranks 1 .. tp_size)
 
-Takes: whole tensors that are known to fit the model. Gives: a server that has them all under one
-tag. Never: pauses the server (the engine does), or waits without a limit.
+Takes: full tensors that fit the model. Gives: a server that has all of them under one tag.
+Never: pauses the server (the engine does), or waits without a limit.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ from rollart_plugins.engines.sglang_client import SGLangClient
 from rollart_plugins.engines.sglang_server import free_port
 from rollart_plugins.engines.weight_files import Named, new_room, write_model, written
 
-dist: Any = torch.distributed  # what it exports is not typed
+dist: Any = torch.distributed  # its exports are not typed
 
 
 class WeightTransport(ABC):
-    """One way for weights to a server."""
+    """One transport of weights to a server."""
 
     @abstractmethod
     def prepare(self, tensors: Iterable[Named]) -> Any:
-        """Do what can be done while tokens are generated; in a thread.
+        """Do the work that is possible during generation; runs in a thread.
 
         Raises:
-            InferenceFailure: When this machine cannot.
-            Exception: Whatever ``tensors`` raises; nothing is left of them then.
+            InferenceFailure: If this machine cannot prepare the weights.
+            Exception: Any error that ``tensors`` raises. All prepared data is then removed.
         """
 
     @abstractmethod
     async def send(self, ready: Any, tag: str, *, keep_kv: bool) -> None:
-        """Bring a paused server to these weights, and have it call them ``tag``.
+        """Load these weights into a paused server, under the version ``tag``.
 
         Raises:
-            InferenceFailure: When it does not take them.
-            RuntimeError: When the broadcast breaks.
+            InferenceFailure: If the server rejects them.
+            RuntimeError: If the broadcast fails.
         """
 
     async def leave(self) -> None:  # noqa: B027 - some have nothing there
-        """Have a server that goes on without this process forget what it has of it."""
+        """Release the state of this engine on a server that continues to run."""
 
     def close(self) -> None:  # noqa: B027 - some hold nothing
-        """Free what it holds; may be called twice."""
+        """Release all resources; can be called twice."""
 
 
 class DiskTransport(WeightTransport):
-    """A model folder for each version: config and tokenizer linked, the weights written."""
+    """A model folder for each version: config and tokenizer copied, weights written."""
 
     def __init__(
         self, client: SGLangClient, model: Path, folder: str | None, bucket_bytes: int
@@ -110,13 +110,13 @@ class DiskTransport(WeightTransport):
 
 
 class _Session:
-    """What both transports of tensors share: buckets between a begin and an end."""
+    """Common code of both tensor transports: an update consists of buckets."""
 
     def __init__(self, client: SGLangClient, bucket_bytes: int) -> None:
         self.client, self._bucket_bytes = client, bucket_bytes
 
     def buckets(self, tensors: Iterable[Named]) -> Iterator[list[Named]]:
-        """Yield the tensors in lists of about the size of a bucket; one at the least."""
+        """Yield the tensors in lists of about the size of a bucket; at least one list."""
         bucket: list[Named] = []
         size = 0
         for name, tensor in tensors:
@@ -129,14 +129,14 @@ class _Session:
 
     @contextlib.asynccontextmanager
     async def update(self) -> Any:
-        """Open the server for weights, and close it again when all have come."""
+        """Begin a weight update on the server, and end it after all buckets are sent."""
         await self.client.post(dialect.BEGIN_UPDATE, {})
         yield
         await self.client.post(dialect.END_UPDATE, {}, limit_s=None)
 
 
 def _last_words(is_last: bool, tag: str, keep_kv: bool) -> dialect.Json:
-    """Return what only the last bucket says: from it on the weights are the new ones."""
+    """Return the fields that differ for the last bucket, after which the new weights are active."""
     return {
         "weight_version": tag if is_last else None,
         "flush_cache": is_last and not keep_kv,
@@ -151,7 +151,7 @@ class TensorTransport(WeightTransport):
         self._session, self._tp_size = _Session(client, bucket_bytes), tp_size
 
     def prepare(self, tensors: Iterable[Named]) -> list[str]:
-        """Pickle; a view takes the memory of all it is a view of with it, a clone does not."""
+        """Pickle clones of the tensors; a pickled view would contain its whole storage."""
         return [
             base64.b64encode(
                 pickle.dumps([(name, t.detach().cpu().clone()) for name, t in bucket])
@@ -171,7 +171,7 @@ class TensorTransport(WeightTransport):
 
 
 class DistributedTransport(WeightTransport):
-    """A broadcast; the group lives as long as the server."""
+    """A broadcast; the process group exists as long as the server."""
 
     def __init__(
         self, client: SGLangClient, config: SGLangConfig, backend: str, tp_size: int
@@ -184,12 +184,12 @@ class DistributedTransport(WeightTransport):
         self._name = ""
 
     def prepare(self, tensors: Iterable[Named]) -> list[list[Named]]:
-        """Bring the tensors to where they are broadcast from."""
+        """Move the tensors to the device of the broadcast."""
         moved = ((name, t.detach().to(self._device).contiguous()) for name, t in tensors)
         return list(self._session.buckets(moved))
 
     async def send(self, ready: list[list[Named]], tag: str, *, keep_kv: bool) -> None:
-        """See :meth:`WeightTransport.send`; if a server refuses, nobody receives the broadcast."""
+        """See :meth:`WeightTransport.send`; if a server rejects them, no broadcast is received."""
         if self._group is None:
             await self._join()
         async with self._session.update():
@@ -208,7 +208,7 @@ class DistributedTransport(WeightTransport):
 
     async def _join(self) -> None:
         port = free_port()
-        # a running server may have groups of engines before this one, and wants other names
+        # a running server can have groups of earlier engines, so the name must be unique
         self._name = f"rollart-{os.getpid()}-{port}"
         body = {
             "master_address": self._host,
@@ -224,22 +224,22 @@ class DistributedTransport(WeightTransport):
         )
 
     async def _both(self, asked: Any, done_here: Any) -> None:
-        """Wait for the server's answer and for our own part; when one fails, drop the other."""
+        """Wait for the server's response and the local work; if one fails, cancel the other."""
         ours = asyncio.ensure_future(done_here)
         theirs = asyncio.ensure_future(asked)
         try:
             await asyncio.gather(theirs, ours)
         except BaseException:
             theirs.cancel()
-            self.close()  # lets the thread that waits in the broadcast go
+            self.close()  # releases the thread that waits in the broadcast
             await asyncio.gather(ours, theirs, return_exceptions=True)
             raise
 
     def _make_group(self, port: int) -> None:
-        """Make rank 0's end, as SGLang makes the others: a group beside the default one."""
+        """Join as rank 0, in the way SGLang does: a group in addition to the default one."""
         from torch.distributed import distributed_c10d
 
-        c10d: Any = distributed_c10d  # torch has no public way to a group beside the default one
+        c10d: Any = distributed_c10d  # torch has no public API for a group besides the default one
 
         store = dist.TCPStore(
             self._host,
@@ -264,19 +264,19 @@ class DistributedTransport(WeightTransport):
     def _broadcast(self, bucket: Sequence[Named]) -> None:
         group = self._group
         if group is None:
-            raise RuntimeError("the group was given up")
+            raise RuntimeError("the process group was aborted")
         work = [dist.broadcast(t, src=0, group=group, async_op=True) for _, t in bucket]
         for one in work:
             one.wait(self._limit)
 
     async def leave(self) -> None:
-        """End the server's part of the group."""
+        """Remove the server from the group."""
         if self._group is not None:
             with contextlib.suppress(InferenceFailure, TimeoutError):
                 await self._session.client.post(dialect.LEAVE_GROUP, {"group_name": self._name})
 
     def close(self) -> None:
-        """Give the group up, whatever it is doing."""
+        """Abort the group, even during a broadcast."""
         group, self._group = self._group, None
         if group is not None:
             with contextlib.suppress(RuntimeError, AttributeError, ValueError):
@@ -286,19 +286,19 @@ class DistributedTransport(WeightTransport):
 def new_transport(
     config: SGLangConfig, client: SGLangClient, server: ServerFacts, model_path: str
 ) -> WeightTransport:
-    """Return the transport that the config names."""
-    if config.weight_road == "disk":
+    """Return the transport that the config selects."""
+    if config.weight_transport == "disk":
         folder = model_folder(model_path)
         return DiskTransport(client, folder, config.weights_folder, config.bucket_bytes)
-    if config.weight_road == "tensor":
+    if config.weight_transport == "tensor":
         return TensorTransport(client, server.tp_size, config.bucket_bytes)
     return DistributedTransport(client, config, _backend(config, server), server.tp_size)
 
 
 def _backend(config: SGLangConfig, server: ServerFacts) -> str:
-    """Return what carries a broadcast; NCCL refuses two ranks on one GPU.
+    """Return the backend of the broadcast; NCCL does not support two ranks on one GPU.
 
-    On the machine of the server, this process and the server's first may have the same.
+    If the server is on this machine, this process and the server's first process can share a GPU.
     """
     if config.backend != "auto":
         return config.backend
@@ -312,10 +312,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def model_folder(model_path: str) -> Path:
-    """Return where the config of a model is: its folder, or that of a hub id in the hub's cache.
+    """Return the folder of a model's config: its folder, or the folder in the hub's cache.
 
     Raises:
-        ConfigError: When it is not on this machine.
+        ConfigError: If it is not on this machine.
     """
     folder = Path(model_path)
     if folder.is_dir():
@@ -328,6 +328,7 @@ def model_folder(model_path: str) -> Path:
         if isinstance(found, str):
             return Path(found).parent
     raise ConfigError(
-        f"engine.weight_road: disk needs the config of the model on this machine, and {model_path} "
-        "is neither a folder nor in the hub's cache: download it, or name its folder in model.path"
+        "engine.weight_transport: disk requires the config of the model on this machine, but "
+        f"{model_path} is neither a folder nor in the hub's cache. Download it, or set "
+        "model.path to its folder"
     )

@@ -1,16 +1,17 @@
-"""The ``vllm`` engine: a running vLLM server, asked in tokens, that follows training.
+"""The ``vllm`` engine: a running vLLM server, with token ids, that follows training.
 
     load_weights: fetch, write safetensors -> [no request in flight] -> reload, clear cache -> on
 
-    watch:        a connection on which nothing is said; when the server ends, it ends
+    watch:        an idle connection, which closes when the server ends
 
-Takes: requests; versions of weights. Gives: what the server sampled, each answer wholly of one
-policy version. Never: has a request in flight while weights change, or goes on with a server that
-was started again behind its back: that one has other weights, so everything raises EngineDied, and
-whoever looks after the engine builds it anew, with the newest.
+Takes: requests; versions of weights. Gives: the samples of the server; each answer is of exactly
+one policy version.
+Never: has a request in flight while weights change, or continues with a server that was restarted.
+A restarted server has other weights, so all calls raise EngineDied, and the engine is built again
+with the newest weights.
 
-What is asked of vLLM is in its source: ``/collective_rpc`` with the worker's ``reload_weights``,
-and ``/reset_prefix_cache``; it has both with ``VLLM_SERVER_DEV_MODE=1`` alone.
+The engine uses these endpoints of vLLM: ``/collective_rpc`` with the worker's ``reload_weights``,
+and ``/reset_prefix_cache``. vLLM only provides them with ``VLLM_SERVER_DEV_MODE=1``.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ _AGAIN_S = 0.5
 
 
 class VllmEngine(OpenAIEngine):
-    """Asks a vLLM server, and reloads its weights; see the module.
+    """Engine that uses a vLLM server and reloads its weights; see the module.
 
     Args:
-        model_path: Where the tokenizer of the served model lies.
-        channel: Where new weights come from; None: the server keeps those it has.
-        deterministic: Refused.
-        max_context_tokens: Longest prompt and answer together; no more than the server has.
-        engine_index: Its number among the engines of a run; only 0 can follow training.
-        options: The fields of :class:`VllmConfig`, and what other engines are told besides.
+        model_path: Path of the served model's tokenizer.
+        channel: Channel of new weights. None: the server keeps its weights.
+        deterministic: Rejected.
+        max_context_tokens: Maximum length of prompt and answer together, at most the server's.
+        engine_index: Index of the engine in the run; only engine 0 can follow training.
+        options: The fields of :class:`VllmConfig`, and options for other engines.
 
     Raises:
-        ConfigError: When this server cannot be what the run needs.
+        ConfigError: If the server does not support what the run requires.
     """
 
     follows_training: ClassVar[bool] = True
@@ -73,8 +74,8 @@ class VllmEngine(OpenAIEngine):
         if engine_index and channel is not None:
             channel.close()
             raise ConfigError(
-                "runtime.num_engines: one vLLM server is one engine, since new weights must find "
-                "no request in flight: say 1"
+                "runtime.num_engines: a vLLM server supports one engine only, because no request "
+                "can be in flight during a weight update; set it to 1"
             )
         own = {name: value for name, value in options.items() if name in VllmConfig.model_fields}
         self._vllm = VllmConfig.model_validate(own)
@@ -94,10 +95,10 @@ class VllmEngine(OpenAIEngine):
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Wait for the server, compare its tokens with ours, and watch it from then on.
+        """Wait for the server, compare its tokens with the tokenizer's, and watch the connection.
 
         Raises:
-            ConfigError: When it is not there, or is another.
+            ConfigError: If the server is not reachable, or has another model.
         """
         self._swap_lock, self._free, self._idle = asyncio.Lock(), asyncio.Event(), asyncio.Event()
         self._free.set()
@@ -108,15 +109,15 @@ class VllmEngine(OpenAIEngine):
         """See :meth:`InferenceEngine.generate`.
 
         Raises:
-            EngineDied: When the server is gone, or is not the one that got our weights.
+            EngineDied: If the server has ended or was restarted.
         """
         self._check_alive()
         raw = self._channel is not None and self._vllm.logprobs == "raw"
         if raw and request.temperature not in (0.0, 1.0):
             failure = InferenceFailure(
-                f"rollout.temperature is {request.temperature:g}, and raw logprobs are those of 1: "
-                "start vLLM with --logprobs-mode processed_logprobs and say engine.logprobs: "
-                "processed",
+                f"rollout.temperature is {request.temperature:g}, but raw logprobs are those of "
+                "temperature 1: start vLLM with --logprobs-mode processed_logprobs and set "
+                "engine.logprobs: processed",
                 boundary="generate",
             )
             failure.retryable = False
@@ -127,9 +128,9 @@ class VllmEngine(OpenAIEngine):
         """See :meth:`InferenceEngine.load_weights`.
 
         Raises:
-            LookupError: When the channel holds neither that version nor a newer one.
-            EngineDied: When the server does not take them (nobody knows what it holds then), or
-                they cannot be written where it would read them.
+            LookupError: If the channel has neither this version nor a newer one.
+            EngineDied: If the server rejects the weights (its state is then unknown), or they
+                cannot be written.
         """
         self._ready()
         channel = self._channel
@@ -160,7 +161,7 @@ class VllmEngine(OpenAIEngine):
             )
 
     async def close(self) -> None:
-        """Hang up on everything, and remove what was written."""
+        """Disconnect all requests, and remove the written files."""
         watching, self._watching = self._watching, None
         if watching is not None:
             watching.cancel()
@@ -175,7 +176,7 @@ class VllmEngine(OpenAIEngine):
     # Weights
 
     def _written(self, channel: WeightChannel, policy_version: int) -> tuple[Incoming, Path]:
-        """Fetch and write in a thread; one at a time, for a cancelled caller leaves its thread."""
+        """Fetch and write in a thread, one at a time; a cancelled caller's thread continues."""
         from rollart_plugins.engines.hub_names import as_in_files, model_config
         from rollart_plugins.engines.incoming import fetch
         from rollart_plugins.engines.weight_files import write_model, written
@@ -207,25 +208,25 @@ class VllmEngine(OpenAIEngine):
         return folder
 
     async def _quiet(self) -> None:
-        """Wait until the server has answered what it was asked."""
+        """Wait until no request is in flight."""
         while self._num_running:
             self._idle.clear()
             await self._idle.wait()
         self._check_alive()
 
     async def _reload(self, folder: Path) -> None:
-        """Have the server load the weights in a folder.
+        """Load the weights in a folder into the server.
 
         Raises:
-            EngineDied: When it does not.
+            EngineDied: If the server rejects them.
         """
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         try:
             await self._client.post("/collective_rpc", body)
             await self._client.post("/reset_prefix_cache", {})
         except EndpointError as e:
-            hint = " (is it started with VLLM_SERVER_DEV_MODE=1?)" if e.kind == "missing" else ""
-            self._dead = f"vLLM did not take new weights: {e}{hint}"
+            hint = " (start it with VLLM_SERVER_DEV_MODE=1)" if e.kind == "missing" else ""
+            self._dead = f"vLLM rejected new weights: {e}{hint}"
             raise EngineDied(self._dead, boundary="load_weights") from e
 
     async def _post(self, path: str, body: dict[str, object]) -> dict[str, object]:
@@ -243,7 +244,7 @@ class VllmEngine(OpenAIEngine):
     # The server
 
     async def _await_server(self) -> None:
-        """Connect, and watch the connection: the server is the same as long as it stands."""
+        """Connect, and watch the connection: while it is open, the server was not restarted."""
         parts = urlsplit(self._vllm.base_url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         until_s = time.monotonic() + self._vllm.start_s
@@ -256,8 +257,8 @@ class VllmEngine(OpenAIEngine):
             except OSError as e:
                 if time.monotonic() >= until_s:
                     raise ConfigError(
-                        f"engine: no server answers at {self._vllm.base_url} ({e.strerror or e}): "
-                        "start the server, or mend engine.base_url"
+                        f"engine: no server is reachable at {self._vllm.base_url} "
+                        f"({e.strerror or e}): start the server, or correct engine.base_url"
                     ) from e
             await asyncio.sleep(_AGAIN_S)
         self._watching = asyncio.create_task(self._watch(reader, writer), name="vllm watch")
@@ -267,8 +268,8 @@ class VllmEngine(OpenAIEngine):
             with suppress(OSError):
                 await reader.read(1)
             self._dead = (
-                f"vLLM at {self._vllm.base_url} closed its connection: it ended or was started "
-                "again (a proxy that closes idle connections must not stand between)"
+                f"vLLM at {self._vllm.base_url} closed its connection: it ended or was restarted "
+                "(do not use a proxy that closes idle connections)"
             )
         finally:
             writer.close()

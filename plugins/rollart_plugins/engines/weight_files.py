@@ -1,11 +1,12 @@
-"""New weights as a folder of safetensors files, which a server loads as it loaded its first.
+"""New weights as a folder of safetensors files, which a server loads like its initial weights.
 
-    model-00001.safetensors, model-00002.safetensors, ...    about a bucket each
-    model.safetensors.index.json                             which tensor is in which
+    model-00001.safetensors, model-00002.safetensors, ...    about one bucket each
+    model.safetensors.index.json                             the file of each tensor
 
-Takes: tensors, one by one. Gives: folders, and rooms for them that a later engine can clean up.
-Never: holds more than a bucket of copies, or removes what an engine of another machine has on a
-disk that both see.
+Takes: tensors, one by one. Gives: model folders, and a parent folder that a later engine can clean
+up.
+Never: holds copies of more than one bucket, or removes files of an engine on another machine from a
+shared disk.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _INDEX = "model.safetensors.index.json"
 
 
 def new_room(kind: str, folder: str | None) -> Path:
-    """Make a folder for an engine's versions, and remove what killed engines of this machine left.
+    """Make a folder for an engine's versions, and remove folders of killed engines on this machine.
 
     Args:
-        kind: Of the engine; a word.
-        folder: Where; None: the temporary folder.
+        kind: The kind of engine, one word.
+        folder: Parent folder. None: the temporary folder.
     """
     home = Path(folder or tempfile.gettempdir())
     home.mkdir(parents=True, exist_ok=True)
@@ -44,16 +45,16 @@ def new_room(kind: str, folder: str | None) -> Path:
         if is_left(left.name):
             shutil.rmtree(left, ignore_errors=True)
     room = Path(tempfile.mkdtemp(prefix=f"{prefix}{stamp()}", dir=home))
-    room.chmod(0o755)  # the server may be somebody else's
+    room.chmod(0o755)  # the server can run as another user
     return room
 
 
 def write_model(folder: Path, tensors: Iterable[Named], bucket_bytes: int = BUCKET_BYTES) -> int:
-    """Write tensors into a folder that is there; returns their bytes.
+    """Write tensors into an existing folder; return their number of bytes.
 
     Raises:
-        InferenceFailure: When they cannot be written.
-        Exception: Whatever ``tensors`` raises.
+        InferenceFailure: If they cannot be written.
+        Exception: Any error that ``tensors`` raises.
     """
     from safetensors.torch import save_file
 
@@ -61,11 +62,11 @@ def write_model(folder: Path, tensors: Iterable[Named], bucket_bytes: int = BUCK
     num_bytes = 0
     for number, bucket in enumerate(buckets(tensors, bucket_bytes), 1):
         name = f"model-{number:05}.safetensors"
-        # views of one memory are refused there, and would take all of it with them
+        # safetensors rejects views of shared memory, and views would keep all of it alive
         plain = {key: tensor.clone() for key, tensor in bucket}
         with written(folder):
             save_file(plain, folder / name, metadata={"format": "pt"})
-            (folder / name).chmod(0o644)  # else it may be this user's alone
+            (folder / name).chmod(0o644)  # by default, only this user can read it
         where |= dict.fromkeys(plain, name)
         num_bytes += sum(tensor.nbytes for tensor in plain.values())
     index = {"metadata": {"total_size": num_bytes}, "weight_map": where}
@@ -76,7 +77,7 @@ def write_model(folder: Path, tensors: Iterable[Named], bucket_bytes: int = BUCK
 
 @contextmanager
 def written(folder: Path) -> Iterator[None]:
-    """Say of an error of the file system that it kept weights from being written.
+    """Convert errors of the file system to an error about writing weights.
 
     Raises:
         InferenceFailure: For such an error.

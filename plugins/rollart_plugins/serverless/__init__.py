@@ -1,1 +1,1 @@
-"""Built-in serverless."""
+"""Built-in reward backends."""

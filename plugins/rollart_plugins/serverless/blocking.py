@@ -1,7 +1,7 @@
 """A reward function for platforms that call plain functions: AWS Lambda, functions-framework.
 
-Takes: the environment's variables ``ROLLART_REWARD`` (an id) and ``ROLLART_REWARD_OPTIONS`` (JSON).
-Gives: answers to whoever calls, from any thread. Never: makes the reward more than once a process.
+Takes: the environment variables ``ROLLART_REWARD`` (an id) and ``ROLLART_REWARD_OPTIONS`` (JSON).
+Gives: answers to calls from any thread. Never: creates the reward more than once in a process.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class BlockingFunction:
         """Answer a call.
 
         Raises:
-            Refused: When it is no call, or one for another reward.
+            Refused: If it is not a call, or is one for another reward.
         """
         return loop.run(self.function.answer(body))
 
 
 def answered(body: bytes | Mapping[str, Any]) -> tuple[str, bytes]:
-    """Return why a call is refused (empty: it is not), and what to answer."""
+    """Return the kind of a refusal (empty: none), and the body of the answer."""
     try:
         return "", _function().answer(body)
     except Refused as e:
@@ -51,15 +51,17 @@ def _function() -> BlockingFunction:
     """Return the one function of this process.
 
     Raises:
-        UserError: When the variables name none.
+        UserError: If the variables do not define a reward.
     """
     reward_id = os.environ.get(REWARD, "")
     if not reward_id:
-        raise ConfigError(f"the environment variable {REWARD} names no reward")
+        raise ConfigError(
+            f"the environment variable {REWARD} is not set; set it to the id of a reward"
+        )
     try:
         options = json.loads(os.environ.get(OPTIONS) or "{}")
     except ValueError as e:
-        raise ConfigError(f"{OPTIONS} is no JSON: {first_line(str(e))}") from e
+        raise ConfigError(f"{OPTIONS} is not valid JSON: {first_line(str(e))}") from e
     if not isinstance(options, dict):
         raise ConfigError(f"{OPTIONS} must be a JSON object, such as " + '{"weight": 2}')
     return BlockingFunction(RewardFunction(reward_id, options))

@@ -1,8 +1,8 @@
-"""The `fc` backend: a function on Alibaba Function Compute 3.0, asked through its SDK.
+"""The `fc` backend: a function on Alibaba Function Compute 3.0, called through its SDK.
 
 Takes: calls. Gives: answers of an event function, such as `rollart serve-reward` in a custom
-container. Never: tries again by itself (the scoring room does), or sends the access key anywhere
-but, as a signature, to the endpoint. Tested against an endpoint on this machine, not the platform.
+container. Never: retries (the scorer does), or sends the access key anywhere (the endpoint receives
+a signature). Tested with an endpoint on this machine, not with the platform.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WRONG_KEY: Final = ("SignatureDoesNotMatch", "InvalidAccessKeyID", "AccessDenie
 
 
 class FcBackend(SdkBackend[FcConfig]):
-    """Asks a function of Function Compute."""
+    """Calls a function of Function Compute."""
 
     name = "fc"
     config_model = FcConfig
@@ -38,7 +38,7 @@ class FcBackend(SdkBackend[FcConfig]):
         """Invoke the function and wait for it.
 
         Raises:
-            BackendFailure: What Function Compute says, or what became of the function.
+            BackendFailure: The error of Function Compute, or of the function.
         """
         answer = await self.in_thread(lambda client: self._invoke(client, body, deadline_s))
         return Sent(answer, memory_gb=self.config.memory_gb)
@@ -63,7 +63,7 @@ class FcBackend(SdkBackend[FcConfig]):
         )
 
     def _invoke(self, client: Any, body: bytes, deadline_s: float) -> bytes:
-        """Call the SDK, in a thread."""
+        """Call the SDK; runs in a thread."""
         from alibabacloud_fc20230330 import models
         from darabonba.exceptions import DaraException, RetryError, UnretryableException
         from darabonba.runtime import RuntimeOptions
@@ -86,21 +86,21 @@ class FcBackend(SdkBackend[FcConfig]):
 
 
 def _failure_of(function: str, error: Any) -> BackendFailure:
-    """Return what an error of the SDK means: its own, the platform's or the connection's."""
+    """Return the error for an SDK error, of the SDK, the platform or the connection."""
     code = str(getattr(error, "code", "") or "")
     status = getattr(error, "status_code", None)
     message = first_line(str(getattr(error, "message", "") or error))
     if code.startswith(_WRONG_KEY):
-        message = f"the access key is wrong, or may not call it ({message})"
+        message = f"the access key is invalid, or not allowed to call it ({message})"
     elif code.startswith("FunctionNotFound"):
-        message = f"there is no such function ({message})"
+        message = f"the function does not exist ({message})"
     said = f"{function}: {code}: {message}" if code else f"{function}: {message}"
     final = isinstance(status, int) and 400 <= status < 500 and status not in _AGAIN
     return BackendFailure(said, again=not final)
 
 
 def _said(answer: bytes) -> str:
-    """Return what a function that failed says of it."""
+    """Return the error message of a failed function."""
     try:
         return first_line(str(json.loads(answer)["errorMessage"]))
     except (ValueError, KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""One reward function as it runs away from the run: in a worker, a container, a Lambda, a replica.
+"""One reward function outside the run's process: in a worker, a container, a Lambda, a replica.
 
-Takes: a reward by id and options; calls in the wire's form. Gives: answers in the wire's form, one
-result or failure for each request. Never: answers for another reward than its own, runs code that
-a call names, or lets a request wait for another that hangs.
+Takes: a reward by id and options; calls in the wire format. Gives: answers in the wire format, with
+one result or failure for each request. Never: answers for another reward, runs code that a call
+names, or lets a request wait for another that hangs.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from rollart_plugins.serverless import wire
 from rollart_plugins.serverless.wire import Outcome, Refused, WireAnswer, WireCall
 
 NUM_THREADS: Final = 16
-"""Requests that one function scores at once."""
+"""Number of requests that one function scores concurrently."""
 MAX_BYTES: Final = 32 << 20
-"""Of one call, where the platform does not have a smaller limit."""
+"""Maximum size of one call, if the platform has no smaller limit."""
 CLOSE_S: Final = 2.0
-"""How long a reward may take to close."""
+"""Maximum time for a reward to close."""
 _NUM_KEPT: Final = 256
-"""Answers that are kept for a caller who did not get them."""
+"""Number of cached answers, for callers that did not receive them."""
 
 
 class RewardFunction:
-    """One reward, ready to score; its coroutines run on one loop.
+    """One reward, ready to score; its coroutines run in one event loop.
 
     Args:
         reward_id: Id, alias or ``module:Class``.
-        options: The reward's own.
-        num_threads: How many requests are scored at once; the others wait.
+        options: Options of the reward.
+        num_threads: Number of requests that are scored concurrently; further ones wait.
 
     Raises:
-        UserError: When there is no such reward, or it cannot be made of these options.
+        UserError: If the reward does not exist, or cannot be created with these options.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RewardFunction:
         except UserError:
             raise
         except Exception as e:
-            raise UserError(f"{reward_id} cannot be made: {described(e)}") from e
+            raise UserError(f"{reward_id} cannot be created: {described(e)}") from e
         self._reward: Reward | GroupReward = reward
         self._range: tuple[float, float] = spec.reward_range
         self._threads = DaemonThreads(num_threads, name="reward")
@@ -80,11 +80,11 @@ class RewardFunction:
         """Answer a call.
 
         Raises:
-            Refused: When it is no call, or one for another reward.
+            Refused: If it is not a call, or is one for another reward.
         """
         call = wire.read_call(body)
         self._expect_own(call)
-        cold, self._cold = self._cold, False  # whoever asks first has waited for the start
+        cold, self._cold = self._cold, False  # the first call includes the start
         began = time.perf_counter()
         ids, results = self._kept.get(call.key, ((), ()))
         if ids != call.ids:
@@ -96,14 +96,14 @@ class RewardFunction:
         return wire.answer_bytes(WireAnswer(call.key, call.ids, results, run_s, cold, num_hung))
 
     async def close(self) -> None:
-        """Let go of its threads, and close the reward; may be called twice."""
+        """Release the threads, and close the reward; can be called twice."""
         self._threads.close()
         if not self._ended:
             self._ended = True
             await close_reward(self._reward)
 
     def end(self) -> None:
-        """Do the same from a place without a loop."""
+        """Close without an event loop."""
         self._threads.close()
         if not self._ended:
             self._ended = True
@@ -111,16 +111,18 @@ class RewardFunction:
 
     def _expect_own(self, call: WireCall) -> None:
         if call.reward not in self._names:
-            raise Refused("mismatch", f"it serves {self.id}, not {first_line(call.reward, 100)}")
+            raise Refused(
+                "mismatch", f"the function serves {self.id}, not {first_line(call.reward, 100)}"
+            )
         if call.options != self.digest:
             raise Refused(
                 "mismatch",
-                f"it serves {self.id} with other options than the run's, or of another version: "
-                "deploy it with those of the run's config",
+                f"the function serves {self.id} with other options than the run's, or another "
+                "version of it: deploy it with the options in the run's config",
             )
 
     def _scores(self, call: WireCall) -> list[Callable[[], tuple[Outcome, ...]]]:
-        """Return what scores a call, to run side by side in threads: a group is scored whole."""
+        """Return the calls to run in threads, one per request, or one for a whole group."""
         if isinstance(self._reward, GroupReward):
             whole = partial(self._scored_group, self._reward, call.requests)
             return [whole] if call.requests else []
@@ -129,22 +131,22 @@ class RewardFunction:
     def _outcomes(
         self, call: WireCall, found: Sequence[tuple[Outcome, ...] | None]
     ) -> tuple[Outcome, ...]:
-        """Return an outcome for each request; those not found in time are late."""
+        """Return an outcome for each request; a missing one is a DeadlineFailure."""
         num_late = len(call.requests) if isinstance(self._reward, GroupReward) else 1
         late = (_late(call.deadline_s),) * num_late
         return tuple(outcome for outcomes in found for outcome in outcomes or late)
 
     def _scored(self, reward: Reward, request: RewardRequest) -> tuple[Outcome]:
-        """Score one request, in a thread."""
+        """Score one request; runs in a thread."""
         try:
             return (self._checked(reward.score(request)),)
-        except BaseException as e:  # a reward that wants to end the process is a failed one
+        except BaseException as e:  # a reward that tries to end the process is a failure
             return (_failure_of(e),)
 
     def _scored_group(
         self, reward: GroupReward, requests: tuple[RewardRequest, ...]
     ) -> tuple[Outcome, ...]:
-        """Score a group, in a thread."""
+        """Score a group; runs in a thread."""
         try:
             results = reward.score_group(requests)
             if len(results) != len(requests):
@@ -160,7 +162,7 @@ class RewardFunction:
         return result
 
     def _keep(self, call: WireCall, results: tuple[Outcome, ...]) -> None:
-        """Keep what was scored, and nothing that failed: another try may do better."""
+        """Cache the results of a call without failures; a retry of a failure can succeed."""
         if any(isinstance(result, RewardFailure | DeadlineFailure) for result in results):
             return
         self._kept[call.key] = call.ids, results
@@ -170,9 +172,9 @@ class RewardFunction:
 
 
 async def close_reward(reward: object) -> None:
-    """Call a reward's ``close()``, if it has one, and wait a little for it.
+    """Call the ``close()`` of a reward, if it has one, with a time limit.
 
-    In a thread: it may block, or hang. What it raises is nobody's business any more.
+    It runs in a thread, because it can block or hang. Its errors are ignored.
     """
     if not hasattr(reward, "close"):
         return

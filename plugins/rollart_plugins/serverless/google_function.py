@@ -2,9 +2,9 @@
 
     functions-framework --source .../google_function.py --target score
 
-Takes: a Flask request; the reward by :mod:`rollart_plugins.serverless.blocking`'s variables, and
-``ROLLART_REWARD_TOKEN``. Gives: what `rollart serve-reward` would. Never: scores without the token,
-where there is one.
+Takes: a Flask request; the environment variables of :mod:`rollart_plugins.serverless.blocking`, and
+``ROLLART_REWARD_TOKEN``. Gives: the response of `rollart serve-reward`. Never: scores without the
+token, if it is set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TOKEN = "ROLLART_REWARD_TOKEN"
 
 
 def score(request: Any) -> tuple[bytes, int, dict[str, str]]:
-    """Answer one request; returns body, status and headers, as Flask takes them."""
+    """Answer one request; return body, status and headers, in Flask's form."""
     if request.path.endswith("/healthz"):
         return b'{"status":"ok"}', 200, _JSON
     token = os.environ.get(_TOKEN, "")

@@ -1,8 +1,9 @@
-"""The `http` backend: any function that takes the wire's calls by POST.
+"""The `http` backend: any function that accepts the wire's calls by POST.
 
-Takes: calls. Gives: answers of whatever listens at ``url``: `rollart serve-reward` on this machine
-or in a container, or a function of one's own that speaks the wire. Never: follows a redirect with
-its token, reads more of an answer than it was told, or takes an error page for a score.
+Takes: calls. Gives: answers of the server at ``url``: `rollart serve-reward` on this machine or in
+a container, or a user's function with the wire protocol.
+Never: follows a redirect with its token, reads more of an answer than the limit, or accepts an
+error page as a score.
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ if TYPE_CHECKING:
     import aiohttp
 
 _KNOWN = {
-    401: "it refuses the token: is token_env the variable with the function's token?",
-    403: "it refuses the token: is token_env the variable with the function's token?",
+    401: "it rejects the token; set token_env to the variable with the function's token",
+    403: "it rejects the token; set token_env to the variable with the function's token",
     404: "there is no function at this URL",
-    405: "what is there takes no POST",
-    413: "the call is too large for it",
+    405: "this URL does not accept POST",
+    413: "the call is above its size limit",
 }
 
 
 class HttpBackend(RemoteBackend[HttpConfig]):
-    """Asks a function over HTTP."""
+    """Calls a function over HTTP."""
 
     name = "http"
     config_model = HttpConfig
 
     def prepare(self) -> None:
-        """Read the token; the connections come later."""
+        """Read the token; connections are opened later."""
         config = self.config
         self._token = self.secret(config.token_env) if config.token_env else ""
         self._http: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        """Ask the function to score nothing.
+        """Send a call without requests to the function.
 
         Raises:
-            ConfigError: When there is none, or it serves another reward, or refuses the token.
+            ConfigError: If it is not reachable, serves another reward, or rejects the token.
         """
         if self.config.check:
             await self.probe(f"start it with `rollart serve-reward {self.reward.id}`")
@@ -52,7 +53,7 @@ class HttpBackend(RemoteBackend[HttpConfig]):
         """Post a call.
 
         Raises:
-            BackendFailure: When nobody listens, or with something else than an answer.
+            BackendFailure: If the function is not reachable, or its response is not an answer.
         """
         import aiohttp
 
@@ -64,7 +65,7 @@ class HttpBackend(RemoteBackend[HttpConfig]):
             except aiohttp.ClientConnectorError:
                 raise
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                # A connection that was kept, and that the server has closed meanwhile.
+                # A kept-alive connection that the server has closed.
                 answer = await self._post(body, headers, limit)
         except (aiohttp.ClientError, OSError) as e:
             if isinstance(e, TimeoutError):
@@ -84,7 +85,7 @@ class HttpBackend(RemoteBackend[HttpConfig]):
         return answer
 
     async def close(self) -> None:
-        """Let go of the connections; may be called twice."""
+        """Close the connections; can be called twice."""
         await super().close()
         http, self._http = self._http, None
         if http is not None:
@@ -104,14 +105,14 @@ class HttpBackend(RemoteBackend[HttpConfig]):
         return self._http
 
     async def _read(self, got: aiohttp.ClientResponse) -> bytes:
-        """Read an answer, and no more of it than it may be long."""
+        """Read an answer, up to the size limit."""
         most = self.config.max_answer_bytes
         body = bytearray()
         async for chunk in got.content.iter_chunked(1 << 16):
             body += chunk
             if len(body) > most:
                 got.close()
-                raise BackendFailure(f"{self._where()}: its answer is above {most} bytes")
+                raise BackendFailure(f"{self._where()}: its answer is larger than {most} bytes")
         return bytes(body)
 
     def _where(self) -> str:
@@ -119,17 +120,17 @@ class HttpBackend(RemoteBackend[HttpConfig]):
 
 
 def _failure_of(status: int, body: bytes, retry_after: str | None) -> BackendFailure:
-    """Return what a status means, in words, and whether another try may do."""
+    """Return the error for a status, and whether a retry can succeed."""
     try:
         raw = json.loads(body)
     except ValueError:
         raw = None
     error = raw.get("error") if isinstance(raw, dict) else None
-    if isinstance(error, dict) and isinstance(error.get("kind"), str):  # gateways have others
+    if isinstance(error, dict) and isinstance(error.get("kind"), str):  # errors of gateways differ
         return wire.refusal(raw)
     again = status in (408, 425, 429) or status >= 500
     what = _KNOWN.get(status) or (
-        "it is overloaded" if status == 429 else f"it answers {first_line(repr(body[:80]), 100)}"
+        "it is overloaded" if status == 429 else f"it returned {first_line(repr(body[:80]), 100)}"
     )
     wait_s = float(retry_after) if retry_after and retry_after.isdigit() else None
     return BackendFailure(f"status {status}: {what}", again=again, wait_s=wait_s)

@@ -1,7 +1,7 @@
-"""Reward functions in threads of the controller's own process.
+"""Reward functions in threads of the controller's process.
 
-Takes: reward requests. Gives: results that are finite and in the declared range. Never: answers 0
-for a reward that failed, or runs more than ``max_concurrent`` calls at once.
+Takes: reward requests. Gives: results that are finite and in the declared range. Never: returns 0
+for a reward that failed, or runs more than ``max_concurrent`` calls concurrently.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class InlineBackend(RewardBackend):
 
     Args:
         reward: The reward function.
-        reward_range: Smallest and largest value it may answer.
-        timeout_s: Seconds one call may take; a thread that hangs longer is given up.
-        max_concurrent: Most calls at once; the others wait, and their time does not run yet.
+        reward_range: Smallest and largest value that it can return.
+        timeout_s: Maximum seconds for one call; a thread that hangs longer is abandoned.
+        max_concurrent: Maximum number of concurrent calls. The time of a waiting call starts later.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class InlineBackend(RewardBackend):
         self._closed = False
 
     async def score(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
-        """Score each request; a group reward gets them all in one call.
+        """Score each request; a group reward receives all of them in one call.
 
         Raises:
-            RewardFailure: When the reward raised, or answered outside its contract.
-            DeadlineFailure: When a call took too long.
+            RewardFailure: If the reward raised, or returned an invalid result.
+            DeadlineFailure: If a call took too long.
         """
         if self._closed:
             raise RewardFailure("the reward backend is closed", boundary="reward.score")
@@ -78,10 +78,10 @@ class InlineBackend(RewardBackend):
         return [self._checked(result) for result in results]
 
     async def invoke(self, call: RewardCall) -> RewardAnswer:
-        """Answer a call: each request fails by itself, and none waits past the call's deadline.
+        """Answer a call: requests fail individually, and none waits past the call's deadline.
 
         Raises:
-            BackendFailure: When the backend is closed.
+            BackendFailure: If the backend is closed.
         """
         if self._closed:
             raise BackendFailure("the reward backend is closed", again=False)
@@ -95,11 +95,11 @@ class InlineBackend(RewardBackend):
 
     @property
     def num_hung(self) -> int:
-        """Threads that a reward still holds though its call was given up."""
+        """Number of threads that a timed-out reward still occupies."""
         return self._threads.num_hung
 
     async def close(self) -> None:
-        """Take no more requests, and close the reward; may be called twice."""
+        """Accept no more requests, and close the reward; can be called twice."""
         if self._closed:
             return
         self._closed = True

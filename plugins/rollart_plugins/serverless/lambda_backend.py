@@ -1,8 +1,8 @@
-"""The `lambda` backend: a function on AWS Lambda, asked through boto3.
+"""The `lambda` backend: a function on AWS Lambda, called through boto3.
 
-Takes: calls. Gives: answers of a function whose handler is ``lambda_handler.handler``, with what
-Lambda bills for each. Never: lets boto3 try again (the scoring room does), sends more than Lambda
-takes, or keeps credentials: boto3 finds them where it always does.
+Takes: calls. Gives: answers of a function with the handler ``lambda_handler.handler``, with the
+amount that Lambda bills for each. Never: lets boto3 retry (the scorer does), sends more than Lambda
+accepts, or stores credentials: boto3 finds them in its usual places.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from rollart_plugins.serverless.sdk import SdkBackend
 
 _CONNECT_S = 10.0
 _FINAL: Final = {
-    "ResourceNotFoundException": "there is no such function",
-    "AccessDeniedException": "these credentials may not call it",
-    "UnrecognizedClientException": "these credentials are wrong",
-    "InvalidSignatureException": "these credentials are wrong",
-    "InvalidClientTokenId": "these credentials are wrong",
+    "ResourceNotFoundException": "the function does not exist",
+    "AccessDeniedException": "these credentials are not allowed to call it",
+    "UnrecognizedClientException": "these credentials are invalid",
+    "InvalidSignatureException": "these credentials are invalid",
+    "InvalidClientTokenId": "these credentials are invalid",
     "ExpiredTokenException": "these credentials have expired",
     "RequestTooLargeException": "the call is too large for Lambda",
     "RequestEntityTooLargeException": "the call is too large for Lambda",
-    "InvalidParameterValueException": "Lambda does not take this call",
-    "ValidationException": "Lambda does not take this call",
+    "InvalidParameterValueException": "Lambda rejects this call",
+    "ValidationException": "Lambda rejects this call",
 }
-"""What does not mend by itself; everything else may."""
+"""Errors for which a retry does not help. For all others, it can."""
 _REPORT: Final = re.compile(
     r"Billed Duration: (?P<ms>[\d.]+) ms\s+Memory Size: (?P<mb>\d+) MB(?P<rest>.*)", re.DOTALL
 )
 
 
 class LambdaBackend(SdkBackend[LambdaConfig]):
-    """Asks a Lambda function."""
+    """Calls a Lambda function."""
 
     name = "lambda"
     config_model = LambdaConfig
@@ -46,7 +46,7 @@ class LambdaBackend(SdkBackend[LambdaConfig]):
         """Invoke the function and wait for it.
 
         Raises:
-            BackendFailure: What Lambda says, or what became of the function.
+            BackendFailure: The error of Lambda, or of the function.
         """
         got = await self.in_thread(lambda client: self._invoke(client, body))
         if got.get("FunctionError"):
@@ -55,7 +55,7 @@ class LambdaBackend(SdkBackend[LambdaConfig]):
         return Sent(got["Payload"], cold=cold, billed_gb_s=ms / 1000 * mb / 1024)
 
     async def close(self) -> None:
-        """Let go of the connections; may be called twice."""
+        """Close the connections; can be called twice."""
         await super().close()
         client, self._client = self._client, None
         if client is not None:
@@ -83,7 +83,7 @@ class LambdaBackend(SdkBackend[LambdaConfig]):
             raise ConfigError(f"lambda {config.function}: {first_line(str(e))}") from e
 
     def _invoke(self, client: Any, body: bytes) -> dict[str, Any]:
-        """Call boto3, in a thread."""
+        """Call boto3; runs in a thread."""
         from botocore.exceptions import (
             BotoCoreError,
             ClientError,
@@ -107,7 +107,7 @@ class LambdaBackend(SdkBackend[LambdaConfig]):
         except ReadTimeoutError as e:
             raise TimeoutError from e
         except NoCredentialsError as e:
-            message = f"{config.function}: boto3 finds no AWS credentials"
+            message = f"{config.function}: boto3 found no AWS credentials"
             raise BackendFailure(message, again=False) from e
         except BotoCoreError as e:
             raise BackendFailure(f"{config.function}: {first_line(str(e))}") from e
@@ -127,7 +127,7 @@ def _client_failure(function: str, response: Any) -> BackendFailure:
 
 
 def _function_failure(function: str, payload: bytes) -> BackendFailure:
-    """Return what became of the function: it raised, ended, or took too long."""
+    """Return the error of a failed function: it raised, ended, or exceeded its time limit."""
     try:
         said = json.loads(payload)
         message = f"{said.get('errorType', '')}: {said['errorMessage']}".removeprefix(": ")
@@ -137,7 +137,7 @@ def _function_failure(function: str, payload: bytes) -> BackendFailure:
 
 
 def _report(log: str) -> tuple[float, float, bool | None]:
-    """Return billed milliseconds, memory in MB, and whether it was cold; nothing known: zeros."""
+    """Return billed milliseconds, memory in MB, and whether it was cold; zeros if unknown."""
     try:
         text = base64.b64decode(log).decode(errors="replace")
     except ValueError:

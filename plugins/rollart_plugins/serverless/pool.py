@@ -1,11 +1,11 @@
-"""The `pool` backend: worker processes of this machine, started on demand and ended when idle.
+"""The `pool` backend: worker processes on this machine, started on demand and stopped when idle.
 
-    call -> pieces -> the least busy worker that has room, or a new one -> answers
-                      idle for idle_s: ended | hangs past its deadline: killed, and another started
+    call -> pieces -> the least busy worker with capacity, or a new one -> answers
+                      idle for idle_s: stopped | hangs past its deadline: killed and replaced
 
-Takes: calls. Gives: answers, from a reward that is in none of this process's threads: what it does
-to its own process (a crash, a lock on the interpreter, a leak) ends one worker. Never: has more
-workers than it was told, keeps one that has nothing to do, or leaves one behind when closed.
+Takes: calls. Gives: answers of a reward that runs in other processes. If the reward damages its
+process (a crash, a held interpreter lock, a leak), only one worker ends.
+Never: has more workers than configured, keeps an idle one, or leaves one running when closed.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
     from rollart_sandboxes.pool.source import SandboxSource
 
 FUNCTION: Final = "rollart_plugins.serverless.function:RewardFunction"
-"""What a worker builds."""
+"""The entry point of a worker."""
 _GRACE_S: Final = 0.25
-"""How long after its deadline an answer may still come before the worker is killed."""
+"""Time after its deadline in which an answer is still accepted, before the worker is killed."""
 _CLOSE_S: Final = 0.02
-"""What is given up so close to its deadline is given up for its deadline."""
+"""A call that is cancelled this close to its deadline counts as timed out."""
 
 
 class PoolWorker:
     """One worker of the pool.
 
-    Answers come in whatever order. What waits fails when the worker is gone, and nothing waits for
-    a worker that is past the deadline of a call.
+    Answers arrive in any order. Pending calls fail if the worker ends. No call waits for a worker
+    that exceeded the deadline of a call.
 
     Args:
-        process: What it runs in; not started yet.
+        process: Its process, not started yet.
         settle: Called after each answer.
-        lost: Called when it is gone, or past a deadline.
+        lost: Called when the process ends, or a deadline has passed.
     """
 
     def __init__(
@@ -67,19 +67,19 @@ class PoolWorker:
         self._idle: asyncio.TimerHandle | None = None
         self._why_ended = ""
         self.num_busy = 0
-        """Requests that it has."""
+        """Number of requests of this worker."""
         self.retired = False
-        """Set when it gets no more."""
+        """True if it receives no more requests."""
 
     async def start(self, function: Mapping[str, Any]) -> None:
-        """Start it and wait until it can score.
+        """Start the worker and wait until it can score.
 
         Args:
             function: Arguments of its :class:`RewardFunction`.
 
         Raises:
-            UserError: When the reward cannot be made.
-            WorkerDied: When it ends at once.
+            UserError: If the reward cannot be created.
+            WorkerDied: If the worker ends immediately.
         """
         await self._process.start(FUNCTION, function)
         self._process.on_death = lambda _: self._lost(self)
@@ -87,12 +87,12 @@ class PoolWorker:
             raise WorkerDied(await exit_reason(self._process))
 
     def ask(self, body: bytes, *, weight: int, deadline_s: float) -> asyncio.Future[bytes]:
-        """Return the future of its answer to a call: BackendFailure when it is gone.
+        """Return a future for the answer to a call; BackendFailure if the worker ends.
 
         Args:
             body: The call.
-            weight: Requests in it, counted in ``num_busy`` already.
-            deadline_s: Seconds after which a worker that has not answered is past help.
+            weight: Number of its requests, already counted in ``num_busy``.
+            deadline_s: Seconds after which a worker that has not answered is killed.
         """
         loop = asyncio.get_running_loop()
         self._stop_watching()
@@ -101,31 +101,31 @@ class PoolWorker:
         answer: asyncio.Future[bytes] = loop.create_future()
         answer.add_done_callback(partial(self._given_up, due_s=due_s))
         on_answer = partial(self._answered, answer, weight, timer)
-        try:  # not awaited: the worker goes on with what is given up
+        try:  # not awaited: the worker continues with cancelled calls
             self._process.send(on_answer, "answer", body)
         except WorkerDied as e:
             on_answer(None, e)
         return answer
 
     def watch_idle(self, idle_s: float, end: Callable[[], None]) -> None:
-        """Call ``end`` if nothing is asked for so long."""
+        """Call ``end`` if there is no request for this time."""
         self._stop_watching()
         self._idle = asyncio.get_running_loop().call_later(idle_s, self._look, end)
 
     async def close(self, *, kill: bool = False) -> None:
-        """End it; what waits fails. May be called twice."""
+        """End the worker; pending calls fail. Can be called twice."""
         self._stop_watching()
         self._process.on_death = None
-        if self._process.alive:  # else its calls say how it ended
-            self._why_ended = self._why_ended or "the worker was ended"
+        if self._process.alive:  # otherwise its calls report how it ended
+            self._why_ended = self._why_ended or "the worker was stopped"
         if kill:
             self._process.kill()
             await self._process.close()
         else:
-            await shut_down(self._process, "close")  # with what its reward has open
+            await shut_down(self._process, "close")  # also closes its reward
 
     def _overdue(self) -> None:
-        """Let a worker go that is past the deadline of a call: what it was asked fails."""
+        """Kill a worker that exceeded the deadline of a call; its calls fail."""
         self._why_ended = "the worker hung past the deadline of a call, and was killed"
         self._lost(self)
 
@@ -137,7 +137,7 @@ class PoolWorker:
         value: bytes | None,
         error: BaseException | None,
     ) -> None:
-        """Pass on what a call gave, unless its caller has been cancelled."""
+        """Set the result of a call, unless its caller was cancelled."""
         timer.cancel()
         self.num_busy -= weight
         if answer.done():
@@ -153,7 +153,7 @@ class PoolWorker:
         self._settle(self)
 
     def _given_up(self, answer: asyncio.Future[bytes], *, due_s: float) -> None:
-        """Retire a worker that should have answered by now: the next call does not wait for it."""
+        """Retire a worker that should have answered by now; no further call waits for it."""
         if answer.cancelled():
             is_late = asyncio.get_running_loop().time() > due_s - _CLOSE_S
             self.retired = self.retired or is_late
@@ -175,7 +175,7 @@ class PoolBackend(RemoteBackend[PoolConfig]):
     config_model = PoolConfig
 
     def prepare(self) -> None:
-        """Set up an empty pool."""
+        """Create an empty pool."""
         config = self.config
         self._most = config.num_workers or _num_cores()
         self._source = _sandbox_source(config.sandbox) if config.sandbox else None
@@ -186,10 +186,10 @@ class PoolBackend(RemoteBackend[PoolConfig]):
         self.num_started = 0
 
     async def open(self) -> None:
-        """Start a worker, to see that the reward can be made in one.
+        """Start a worker, to check that the reward can be created in it.
 
         Raises:
-            ConfigError: When it cannot; says why.
+            ConfigError: If it cannot, with the reason.
         """
         try:
             worker = await self._lend(0)
@@ -198,27 +198,27 @@ class PoolBackend(RemoteBackend[PoolConfig]):
         self._settle(worker)
 
     async def send(self, body: bytes, *, key: str, deadline_s: float, weight: int) -> Sent:
-        """Have a worker answer.
+        """Return the answer of a worker.
 
         Raises:
-            BackendFailure: When it could not be started, or died meanwhile.
+            BackendFailure: If a worker could not be started, or ended meanwhile.
         """
         worker = await self._lend(weight)
         answer = await worker.ask(body, weight=weight, deadline_s=deadline_s)
         return Sent(answer, origin=worker)
 
     def noted(self, sent: Sent, answer: WireAnswer) -> None:
-        """Let a worker go in which a reward hangs."""
+        """Retire a worker in which a reward hangs."""
         if answer.num_hung and isinstance(sent.origin, PoolWorker):
             sent.origin.retired = True
             self._settle(sent.origin)
 
     def piece_of(self, num_requests: int) -> int:
-        """Return how many of a call's requests go together, so that all workers have some."""
+        """Return how many of a call's requests are sent together, so that all workers get some."""
         return min(self._limits.num_requests, -(-num_requests // self._most) or 1)
 
     def gauges(self) -> Mapping[str, float]:
-        """Return how many workers there are, and how many requests they have."""
+        """Return the number of workers, and of their requests."""
         return {
             "workers": len(self._workers) + self._num_starting,
             "workers_busy": sum(worker.num_busy for worker in self._workers),
@@ -226,11 +226,11 @@ class PoolBackend(RemoteBackend[PoolConfig]):
         }
 
     async def close(self) -> None:
-        """End all workers; may be called twice."""
+        """Stop all workers; can be called twice."""
         self._closed = True
         self._fail_waiting(self._is_closed())
         for worker in list(self._workers):
-            self._end(worker, kill=worker.num_busy > 0)  # the others may close their reward
+            self._end(worker, kill=worker.num_busy > 0)  # idle workers can close their reward
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._source is not None:
@@ -238,10 +238,10 @@ class PoolBackend(RemoteBackend[PoolConfig]):
 
             await on_loop(self._source.close())
 
-    # Lending
+    # Assignment
 
     async def _lend(self, weight: int) -> PoolWorker:
-        """Return a worker with room for so many requests, which are now its own."""
+        """Return a worker with capacity for the requests, which are counted as its own."""
         if self._closed:
             raise self._is_closed()
         worker = None if self._waiting else self._pick(weight)
@@ -259,7 +259,7 @@ class PoolBackend(RemoteBackend[PoolConfig]):
             raise
 
     def _pick(self, weight: int) -> PoolWorker | None:
-        """Return the least busy worker, if it has room; another is started if none is free."""
+        """Return the least busy worker with capacity; start another if none is idle."""
         live = [worker for worker in self._workers if not worker.retired]
         best = min(live, key=lambda worker: worker.num_busy, default=None)
         if best is None or best.num_busy:
@@ -287,7 +287,7 @@ class PoolBackend(RemoteBackend[PoolConfig]):
                 future.set_exception(error)
 
     def _settle(self, worker: PoolWorker) -> None:
-        """After each answer: hand its room on, let it go if it is done for, or watch it idle."""
+        """After an answer: serve waiting calls, end a retired worker, or start the idle timer."""
         if worker.retired and not worker.num_busy:
             self._end(worker, kill=True)
         self._serve_waiting()
@@ -297,7 +297,7 @@ class PoolBackend(RemoteBackend[PoolConfig]):
     # Starting and ending
 
     def _grow(self) -> None:
-        """Start a worker more if there may be one."""
+        """Start one more worker if the limit allows it."""
         num = len([w for w in self._workers if not w.retired]) + self._num_starting
         wanted = max(1, len(self._waiting))
         if num < self._most and not self._closed and self._num_starting < wanted:
@@ -318,11 +318,11 @@ class PoolBackend(RemoteBackend[PoolConfig]):
         except TimeoutError:
             error = BackendFailure(f"a worker did not start within {self.config.start_s:g} s")
         except (EpisodeError, OSError, WorkerDied) as e:
-            error = BackendFailure(f"a worker cannot start: {first_line(str(e))}")
+            error = BackendFailure(f"a worker could not start: {first_line(str(e))}")
         except UserError as e:
-            error = BackendFailure(f"a worker cannot start: {first_line(str(e))}", again=False)
+            error = BackendFailure(f"a worker could not start: {first_line(str(e))}", again=False)
         except Exception as e:
-            error = BackendFailure(f"a worker cannot start: {described(e)}", again=False)
+            error = BackendFailure(f"a worker could not start: {described(e)}", again=False)
         self._num_starting -= 1
         if error is not None:
             await worker.close(kill=True)
@@ -343,7 +343,7 @@ class PoolBackend(RemoteBackend[PoolConfig]):
         return WorkerProcess(WORKER, keep_output=True, own_group=True, environment=variables)
 
     def _lost(self, worker: PoolWorker) -> None:
-        """A worker is gone, or has to go: it did not answer in time."""
+        """Remove a worker that has ended, or that did not answer in time."""
         self._end(worker, kill=True)
         self._serve_waiting()
         if self._waiting:
@@ -362,7 +362,7 @@ class PoolBackend(RemoteBackend[PoolConfig]):
 
 
 def _sandbox_source(sandbox: Any) -> SandboxSource:
-    """Return where sandboxes of this kind come from."""
+    """Return the source of sandboxes of this kind."""
     from rollart_sandboxes.pool.source import sandbox_source
 
     return sandbox_source(sandbox)

@@ -1,10 +1,10 @@
-"""The `ray_serve` backend: a deployment of Ray Serve that scales with what there is to score.
+"""The `ray_serve` backend: a deployment of Ray Serve that scales with the load.
 
     call -> pieces -> handle -> replica (RewardFunction), from min_replicas to max_replicas of them
 
-Takes: calls. Gives: answers of replicas on the run's own Ray cluster, on another, or on one that it
-starts on this machine. Never: opens an HTTP port, leaves its deployment behind, or ends a cluster
-that it did not start.
+Takes: calls. Gives: answers of replicas on the run's Ray cluster, on another cluster, or on one
+that it starts on this machine. Never: opens an HTTP port, leaves its deployment running, or stops a
+cluster that it did not start.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _MIN_IDLE_S: Final = 0.1
 
 
 class RewardReplica:
-    """What Ray runs: one reward function in each replica.
+    """A replica of Ray Serve, with one reward function.
 
     Args:
         reward_id: Id, alias or ``module:Class``.
-        options: The reward's own.
-        num_threads: Requests scored at once.
+        options: Options of the reward.
+        num_threads: Number of requests that are scored concurrently.
     """
 
     def __init__(self, reward_id: str, options: dict[str, Any], num_threads: int) -> None:
@@ -45,7 +45,7 @@ class RewardReplica:
             return e.body()
 
     def __del__(self) -> None:
-        """Close the reward; Serve calls this when it takes a replica away."""
+        """Close the reward; Serve calls this when it stops a replica."""
         if function := getattr(self, "_function", None):
             function.end()
 
@@ -57,7 +57,7 @@ class RayServeBackend(RemoteBackend[RayServeConfig]):
     config_model = RayServeConfig
 
     def prepare(self) -> None:
-        """Name the application; it is deployed later."""
+        """Choose the name of the application; it is deployed later."""
         self._app = f"rollart-reward-{uuid.uuid4().hex[:12]}"
         self._opening = asyncio.Lock()
         self._handle: Any = None
@@ -66,19 +66,19 @@ class RayServeBackend(RemoteBackend[RayServeConfig]):
         self._begun = False
 
     async def open(self) -> None:
-        """Deploy the reward, and have a replica score nothing.
+        """Deploy the reward, and send a call without requests to a replica.
 
         Raises:
-            ConfigError: When there is no Ray Serve, no cluster, or the reward cannot be made there.
+            ConfigError: If Ray Serve or the cluster is missing, or the reward cannot be created.
         """
         await self._opened()
         await self.probe()
 
     async def send(self, body: bytes, *, key: str, deadline_s: float, weight: int) -> Sent:
-        """Have a replica answer.
+        """Return the answer of a replica.
 
         Raises:
-            BackendFailure: When none could, or it died meanwhile.
+            BackendFailure: If no replica could answer, or it ended meanwhile.
         """
         try:
             handle = await self._opened()
@@ -96,12 +96,12 @@ class RayServeBackend(RemoteBackend[RayServeConfig]):
             raise BackendFailure(f"its replica failed: {_reason(e)}") from e
 
     async def close(self) -> None:
-        """Take the deployment away, and leave the cluster or end it; may be called twice."""
+        """Remove the deployment, and leave or stop the cluster; can be called twice."""
         await super().close()
         async with self._opening:
             begun, self._begun, self._handle = self._begun, False, None
-            if begun:  # also one that failed, or was not up in time
-                with contextlib.suppress(Exception):  # the cluster may be gone
+            if begun:  # also one that failed, or was not ready in time
+                with contextlib.suppress(Exception):  # the cluster can have ended
                     await asyncio.to_thread(self._undeploy)
             self._leave()
 
@@ -116,9 +116,9 @@ class RayServeBackend(RemoteBackend[RayServeConfig]):
                         self._handle = await asyncio.to_thread(self._deploy)
                 except TimeoutError:
                     raise ConfigError(
-                        f"reward {self.reward.id} on ray_serve: not up within "
-                        f"{self.config.start_s:g} s: has the cluster {self.config.cpus:g} free "
-                        "cores for a replica?"
+                        f"reward {self.reward.id} on ray_serve: not ready within "
+                        f"{self.config.start_s:g} s; check that the cluster has "
+                        f"{self.config.cpus:g} free cores for a replica"
                     ) from None
                 except Exception as e:
                     why = self.clean(_reason(e))
@@ -126,9 +126,10 @@ class RayServeBackend(RemoteBackend[RayServeConfig]):
             return self._handle
 
     def _join(self) -> None:
-        """Join or start a cluster, unless this process is in one.
+        """Join or start a cluster, unless this process is already in one.
 
-        In the loop's own thread: Ray's processes die with the thread that started them.
+        This runs in the thread of the event loop, because Ray's processes end with the thread that
+        started them.
         """
         try:
             import ray
@@ -141,13 +142,13 @@ class RayServeBackend(RemoteBackend[RayServeConfig]):
         from rollart_ray.cluster import RayCluster
 
         config = self.config
-        # Serve's own controller has no reserved core; one more is for what else there is.
+        # Serve's controller reserves no core; one core is added for other actors.
         num_cores = max(2, round(config.cpus * config.max_replicas) + 1)
         self._cluster = RayCluster(RayRuntime(address=config.address), self._app, num_cores)
         self._cluster.open()
 
     def _deploy(self) -> Any:
-        """Deploy the reward, in a thread; returns the way to it."""
+        """Deploy the reward, in a thread; return its handle."""
         from ray import serve
 
         config, self._begun = self.config, True
@@ -176,7 +177,7 @@ class RayServeBackend(RemoteBackend[RayServeConfig]):
         bound = deployment.bind(ref.id, dict(ref.options), config.num_threads)
         try:
             return serve.run(bound, name=self._app, route_prefix=None)
-        except RuntimeError as e:  # which says only that it failed
+        except RuntimeError as e:  # its message only says that it failed
             raise RuntimeError(_told(self._app) or str(e)) from e
 
     def _undeploy(self) -> None:
@@ -194,7 +195,7 @@ class RayServeBackend(RemoteBackend[RayServeConfig]):
 
 
 def _serve_runs() -> bool:
-    """Return whether somebody has started Serve on this cluster."""
+    """Return whether Serve is already running on this cluster."""
     import ray
 
     try:
@@ -205,7 +206,7 @@ def _serve_runs() -> bool:
 
 
 def _told(app: str) -> str:
-    """Return what Serve knows of a deployment that failed."""
+    """Return Serve's messages about a failed deployment."""
     from ray import serve
 
     found = serve.status().applications.get(app)
@@ -218,7 +219,7 @@ def _path() -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return the line of Ray's many that says why."""
+    """Return the line of Ray's error that contains the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "Error: " in line or "error: " in line]
     chosen = (telling or lines or [type(error).__name__])[-1]

@@ -1,9 +1,9 @@
-"""What all backends share that reach a reward through the wire: packing, asking, reading.
+"""Common code of all backends with the wire protocol: split calls, send them, read answers.
 
     RewardCall -> pieces within the platform's limits -> send() each -> WireAnswer -> RewardAnswer
 
-Takes: calls of the scoring room. Gives: answers, with what they cost. Never: tries again (the
-scoring room does), sends what holds one of its own secrets, or lets a secret into a message.
+Takes: calls of the scorer. Gives: answers, with their cost. Never: retries (the scorer does), sends
+a request that contains one of its own secrets, or puts a secret in a message.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from rollart_plugins.serverless.wire import Outcome, WireAnswer
 
 HIDDEN = "[secret]"
 PROBE_S = 30.0
-"""How long a function may take to come up, where its calls have less."""
+"""Maximum time for the start of a function, if its calls have less."""
 _HEAD_BYTES = 1024
-"""Room for what a call says besides its requests."""
+"""Number of bytes reserved for the fields of a call other than its requests."""
 _WAY_BACK_S = 0.5
 _SECRET_CHARS = 8
 
@@ -44,46 +44,46 @@ ConfigT = TypeVar("ConfigT", bound=RemoteConfig)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What came back for one piece."""
+    """The response for one piece."""
 
     body: bytes
     cold: bool | None = None
-    """None: as the function itself says."""
+    """None: as in the function's answer."""
     billed_gb_s: float = 0.0
     memory_gb: float = 0.0
-    """Of the function, where the platform does not say what it bills."""
+    """Memory of the function, if the platform does not report the billed amount."""
     origin: object = None
     """Who answered, where a backend wants to know it later."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some requests of a call that travel together."""
+    """Some requests of a call that are sent together."""
 
     places: tuple[int, ...]
-    """Where they are in the call."""
+    """Their indexes in the call."""
     ids: tuple[str, ...]
-    """What their results echo."""
+    """Ids that their results repeat."""
     requests: tuple[bytes, ...]
 
 
 class RemoteBackend(RewardBackend, Generic[ConfigT]):
-    """Base of the backends that speak the wire.
+    """Base class of the backends with the wire protocol.
 
     Args:
-        reward: Which reward. A function must serve the same, with the same options.
-        reward_range: Smallest and largest value it may answer.
-        timeout_s: Most seconds of one call.
+        reward: The reward. A function must serve the same reward with the same options.
+        reward_range: Smallest and largest value that it can return.
+        timeout_s: Maximum seconds for one call.
         options: The fields of ``config_model``.
 
     Raises:
-        ConfigError: When something that the options name is not there.
+        ConfigError: If something that the options name is missing.
     """
 
     name: ClassVar[str]
-    """What messages call it."""
+    """Name of the backend in messages."""
     config_model: type[ConfigT]
-    """Of its options."""
+    """Model of its options."""
 
     def __init__(
         self,
@@ -106,32 +106,32 @@ class RemoteBackend(RewardBackend, Generic[ConfigT]):
         self.prepare()
 
     def prepare(self) -> None:
-        """Set up what the backend keeps; the last thing that the constructor does.
+        """Create the state of the backend; called last in the constructor.
 
         Raises:
-            ConfigError: When something that the options name is not there.
+            ConfigError: If something that the options name is missing.
         """
 
     @abstractmethod
     async def send(self, body: bytes, *, key: str, deadline_s: float, weight: int) -> Sent:
-        """Send one call of the wire, and return what was answered.
+        """Send one call, and return the response.
 
         Args:
             body: The call.
             key: Its idempotency key.
-            deadline_s: Seconds after which it is given up.
-            weight: How many requests are in it.
+            deadline_s: Seconds after which it is cancelled.
+            weight: Number of its requests.
 
         Raises:
-            BackendFailure: When it could not be asked.
+            BackendFailure: If there is no response.
         """
 
     async def score(self, requests: Sequence[RewardRequest]) -> list[RewardResult]:
-        """Score each request; a group reward gets one whole group.
+        """Score each request; a group reward receives one whole group.
 
         Raises:
-            RewardFailure: When one of them cannot be scored.
-            DeadlineFailure: When it took too long.
+            RewardFailure: If one of them cannot be scored.
+            DeadlineFailure: If scoring took too long.
         """
         if self._closed:
             raise self._is_closed()
@@ -147,11 +147,11 @@ class RemoteBackend(RewardBackend, Generic[ConfigT]):
         return results
 
     async def invoke(self, call: RewardCall) -> RewardAnswer:
-        """Answer a call, in as many pieces as it takes.
+        """Answer a call, in as many pieces as necessary.
 
         Raises:
-            BackendFailure: When nothing of it could be answered.
-            DeadlineFailure: When all of it took too long.
+            BackendFailure: If no request could be answered.
+            DeadlineFailure: If all requests took too long.
         """
         if self._closed:
             raise self._is_closed()
@@ -170,17 +170,18 @@ class RemoteBackend(RewardBackend, Generic[ConfigT]):
         return RewardAnswer(ordered, _sum(costs, len(pieces)))
 
     async def close(self) -> None:
-        """Take no more calls; may be called twice."""
+        """Accept no more calls; can be called twice."""
         self._closed = True
 
     async def probe(self, hint: str = "") -> None:
-        """Have nothing scored, to see who answers.
+        """Send a call without requests, to check the function.
 
         Args:
-            hint: What to do where nobody does.
+            hint: How to fix it if there is no response.
 
         Raises:
-            ConfigError: When it cannot be asked, refuses, or serves another reward.
+            ConfigError: If the function is not reachable, rejects the call, or serves another
+                reward.
         """
         key = uuid.uuid4().hex
         deadline_s = max(self._timeout_s, PROBE_S)
@@ -195,19 +196,19 @@ class RemoteBackend(RewardBackend, Generic[ConfigT]):
             raise ConfigError(f"reward {self.reward.id} on {self.name}: {why}{more}") from e
 
     def noted(self, sent: Sent, answer: WireAnswer) -> None:
-        """Look at an answer that was read; by default nothing."""
+        """Inspect an answer; by default, do nothing."""
 
     def piece_of(self, num_requests: int) -> int:
-        """Return how many of a call's requests may travel together."""
+        """Return how many of a call's requests can be sent together."""
         return self._limits.num_requests
 
     # For subclasses
 
     def secret(self, variable: str) -> str:
-        """Return the value of an environment variable, which no payload or message will hold.
+        """Return the value of an environment variable, and exclude it from payloads and messages.
 
         Raises:
-            ConfigError: When it is not set.
+            ConfigError: If it is not set.
         """
         value = os.environ.get(variable, "")
         if not value:
@@ -216,24 +217,24 @@ class RemoteBackend(RewardBackend, Generic[ConfigT]):
         return value
 
     def hide(self, value: str) -> None:
-        """Let no payload or message hold this; what is short (`none`) is a word, not a secret."""
+        """Exclude a secret from payloads and messages; short values (`none`) are not secrets."""
         if len(value) >= _SECRET_CHARS:
             self._secrets = (*self._secrets, value)
 
     def clean(self, text: str) -> str:
-        """Return a text without the secrets."""
+        """Return a text with the secrets replaced."""
         for value in self._secrets:
             text = text.replace(value, HIDDEN)
         return text
 
-    # Inside
+    # Internal
 
     def _clean_failure(self, failure: RewardFailure | DeadlineFailure) -> None:
         failure.args = (self.clean(str(failure)),)
         failure.detail = self.clean(failure.detail)
 
     def _packed(self, call: RewardCall, failed: dict[int, Outcome]) -> Iterable[_Piece]:
-        """Yield pieces within the limits; what fits into none fails by itself."""
+        """Yield pieces within the limits; requests that are too large fail individually."""
         encoded: dict[int, bytes] = {}
         for place, request in enumerate(call.requests):
             try:
@@ -276,31 +277,33 @@ class RemoteBackend(RewardBackend, Generic[ConfigT]):
         try:
             body = wire.request_bytes(request)
         except ValueError as e:
-            raise RewardFailure(f"a request for a reward is no JSON: {e}") from e
+            raise RewardFailure(f"a request for a reward is not valid JSON: {e}") from e
         if len(body) > self._limits.request_bytes - _HEAD_BYTES:
             raise self._too_large("a request", len(body))
         for value in self._secrets:
             if json.dumps(value)[1:-1].encode() in body:
-                message = f"{self.name} does not send a request that holds its own token or key"
+                message = f"{self.name} does not send a request that contains its own token or key"
                 raise BackendFailure(message, again=False)
         return body
 
     def _too_large(self, what: str, num_bytes: int) -> BackendFailure:
         most = self._limits.request_bytes
-        message = f"{what} of {num_bytes / 1e6:.1f} MB: {self.name} takes {most / 1e6:.1f} MB"
+        message = (
+            f"{what} of {num_bytes / 1e6:.1f} MB: the limit of {self.name} is {most / 1e6:.1f} MB"
+        )
         return BackendFailure(message, again=False)
 
     async def _ask(
         self, call: RewardCall, number: int, piece: _Piece
     ) -> tuple[tuple[Outcome, ...], RewardCost | None]:
-        """Return the results of a piece and what they cost; no cost: it was not answered."""
+        """Return the results of a piece and their cost; the cost is None without an answer."""
         deadline_s = min(call.deadline_s, self._timeout_s)
         until_s = asyncio.get_running_loop().time() + deadline_s
         key, weight = f"{call.idempotency_key}.{number}", len(piece.places)
         try:
             async with asyncio.timeout(deadline_s), self._slots:
                 left_s = max(0.001, until_s - asyncio.get_running_loop().time())
-                # It answers what it has before this side stops to wait: one that hangs fails alone.
+                # The function answers before this timeout, so that only a hanging request fails.
                 answers_in_s = left_s - min(_WAY_BACK_S, left_s / 5)
                 body = wire.call_bytes(
                     self.reward, piece.requests, group=call.group, key=key, deadline_s=answers_in_s
@@ -318,13 +321,13 @@ class RemoteBackend(RewardBackend, Generic[ConfigT]):
     def _results_of(
         self, sent: Sent, key: str, piece: _Piece
     ) -> tuple[tuple[Outcome, ...], RewardCost]:
-        """Return the results that were sent back, and what they cost.
+        """Return the results in a response, and their cost.
 
         Raises:
-            BackendFailure: When it is no answer to what was asked.
+            BackendFailure: If it is not an answer to this call.
         """
         if len(sent.body) > self._limits.answer_bytes:
-            raise BackendFailure(f"its answer is of {len(sent.body)} bytes, too many")
+            raise BackendFailure(f"its answer has {len(sent.body)} bytes, above the limit")
         answer = wire.read_answer(sent.body, key, piece.ids, self._range)
         self.noted(sent, answer)
         for result in answer.results:

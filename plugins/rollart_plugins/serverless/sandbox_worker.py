@@ -1,15 +1,15 @@
-"""A worker of the pool in a sandbox: both ends of the lines that it speaks over stdin and stdout.
+"""A pool worker in a sandbox: both sides of its line protocol over stdin and stdout.
 
     in     NUMBER METHOD BODY       and out    NUMBER ANSWER, in any order
-    0      build {"reward_id": ID, "options": {...}, "num_threads": n} -> nothing, or why not
+    0      build {"reward_id": ID, "options": {...}, "num_threads": n} -> nothing, or an error
     n      answer CALL              -> the answer, or a refusal, of the wire
     n      close                    -> nothing
 
-What comes out of a sandbox is read as JSON: a worker outside of one is a process of the run
+Data from a sandbox is parsed as JSON. A worker without a sandbox is a process of the run
 (:mod:`rollart_core.runtime.process`) and answers in pickles.
 
-Takes: calls. Gives: answers, or WorkerDied. Never: leaves a sandbox behind once closed, or lets a
-reward's prints among its answers.
+Takes: calls. Gives: answers, or WorkerDied. Never: leaves a sandbox running once closed, or mixes
+the output of a reward with its answers.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from rollart_sandboxes.pool.source import SandboxSource
 
 LINE_BYTES = 64 << 20
-"""Longest line, either way."""
+"""Maximum length of a line in both directions."""
 
 
 class SandboxWorker:
-    """A worker in a sandbox, in the shape of one in a process of the run.
+    """A worker in a sandbox, with the interface of one in a process of the run.
 
     Args:
-        name: What errors call it.
-        source: Where its sandbox comes from; this machine's Python and packages can be read in it.
+        name: Its name in errors.
+        source: Source of its sandbox, in which this machine's Python and packages are readable.
     """
 
     def __init__(self, name: str, source: SandboxSource) -> None:
@@ -78,16 +78,16 @@ class SandboxWorker:
     async def start(
         self, factory: str | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> None:
-        """Take a sandbox, start the program in it and have it build its reward function.
+        """Acquire a sandbox, start the program in it, and create its reward function.
 
         Args:
-            factory: Ignored: the program builds nothing but a :class:`RewardFunction`.
-            kwargs: What of, as JSON.
+            factory: Ignored: the program only creates a :class:`RewardFunction`.
+            kwargs: Arguments of the reward function, as JSON.
 
         Raises:
-            SandboxFailure: When there is no sandbox.
-            WorkerDied: When the program ends at once.
-            ConfigError: When the reward cannot be built.
+            SandboxFailure: If no sandbox is available.
+            WorkerDied: If the program ends immediately.
+            ConfigError: If the reward cannot be created.
         """
         begun = asyncio.Event()
 
@@ -105,20 +105,20 @@ class SandboxWorker:
             raise ConfigError(first_line(why.decode(errors="replace")))
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method with one body at most.
+        """Call a method with at most one body.
 
         Raises:
-            WorkerDied: When it is gone, before or meanwhile.
+            WorkerDied: If the worker has ended, or ends meanwhile.
         """
         answer: asyncio.Future[bytes] = self._loop.create_future()
         self.send(partial(settle, answer), method, *args)
         return await answer
 
     def send(self, on_answer: OnAnswer, method: str, *args: Any) -> None:
-        """Make a call that nobody need wait for, as ``WorkerProcess.send`` does.
+        """Send a call without waiting for it, as ``WorkerProcess.send`` does.
 
         Raises:
-            WorkerDied: When it is gone.
+            WorkerDied: If the worker has ended.
         """
         if not self.alive or self._write is None:
             raise WorkerDied(self._why_gone or f"the {self.name} was not started")
@@ -128,11 +128,11 @@ class SandboxWorker:
         sandboxes.submit(_called(self._write, line))
 
     def kill(self) -> None:
-        """Take no more answers from it; ``close`` takes its sandbox down."""
+        """Accept no more answers; ``close`` stops the sandbox."""
         self._mark_dead(f"the {self.name} was killed")
 
     async def close(self, *, grace_s: float = 5.0) -> None:
-        """Take the sandbox down, and the worker with it; may be called twice."""
+        """Stop the sandbox and the worker in it; can be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -161,7 +161,7 @@ class SandboxWorker:
         )
 
     def _took(self, data: bytes) -> None:
-        """Cut lines; in the thread of the sandboxes."""
+        """Split the output into lines; runs in the thread of the sandboxes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._loop.call_soon_threadsafe(self._take, line)
@@ -175,7 +175,7 @@ class SandboxWorker:
         try:
             on_answer = self._calls.pop(int(number))
         except (ValueError, KeyError):
-            self._mark_dead(f"the {self.name} does not speak as a worker does")
+            self._mark_dead(f"the {self.name} wrote a line that is not in the worker protocol")
             return
         on_answer(body, None)
 
@@ -195,13 +195,13 @@ async def _called(write: Callable[[bytes], None], line: bytes) -> None:
 
 
 def _environment() -> Mapping[str, str]:
-    """Return what a worker in a sandbox is told: nothing of this process's own secrets."""
+    """Return the environment of a worker in a sandbox, without secrets of this process."""
     path = os.pathsep.join(p for p in sys.path if p)
     return {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
 
 
 def _readable() -> list[str]:
-    """Return the folders of this Python and of what it imports."""
+    """Return the folders of this Python and its packages."""
     folders = [sys.prefix, sys.base_prefix, *sys.path]
     found = {str(Path(folder).resolve()) for folder in folders if folder and Path(folder).exists()}
     found |= {str(Path(folder)) for folder in (sys.prefix, sys.base_prefix)}
@@ -213,7 +213,7 @@ def _readable() -> list[str]:
 
 
 class _Server:
-    """Answers calls, each in a task of its own."""
+    """Answers calls, each in a separate task."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -248,7 +248,7 @@ class _Server:
             return Refused("internal", described(e)).body()
 
     def _build(self, body: bytes) -> bytes:
-        """Build the reward function; return why not."""
+        """Create the reward function; return the error if this fails."""
         try:
             self._function = RewardFunction(**json.loads(body))
         except Exception as e:
@@ -257,7 +257,7 @@ class _Server:
         return b""
 
     def _write(self) -> None:
-        """Write together what is ready together."""
+        """Write all ready answers in one operation."""
         lines, self._ready = b"".join(self._ready), []
         self._out.write(lines)
         self._out.flush()
@@ -272,12 +272,12 @@ async def _serve(out: BinaryIO) -> None:
 
 def main() -> None:
     """Serve until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's own process decides what Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's main process handles Ctrl-C
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a reward prints goes to stderr
+    os.dup2(2, 1)  # the output of a reward goes to stderr
     asyncio.run(_serve(out))
     leave()
-    os._exit(0)  # a reward that hangs must not keep the process alive
+    os._exit(0)  # a hanging reward must not keep the process alive
 
 
 if __name__ == "__main__":

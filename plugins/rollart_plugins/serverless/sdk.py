@@ -1,7 +1,7 @@
-"""What the backends share that ask a platform through its SDK: one client, in threads.
+"""Common code of the backends that use the SDK of a platform: one client, in threads.
 
-Takes: a function that speaks with the client. Gives: what it returns, from a thread. Never: imports
-an SDK before the first call.
+Takes: a function that uses the client. Gives: its result, from a thread. Never: imports an SDK
+before the first call.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SdkConfigT = TypeVar("SdkConfigT", LambdaConfig, FcConfig)
 
 
 class SdkBackend(RemoteBackend[SdkConfigT]):
-    """Base of the backends whose SDK blocks."""
+    """Base class of the backends with a blocking SDK."""
 
     def prepare(self) -> None:
-        """Set up the threads; the client comes later."""
+        """Create the threads; the client is created later."""
         self._threads = DaemonThreads(self.config.max_concurrent, name=self.name)
         self._making = asyncio.Lock()
         self._client: Any = None
@@ -35,14 +35,14 @@ class SdkBackend(RemoteBackend[SdkConfigT]):
         """Return a client of the SDK; called once, in a thread.
 
         Raises:
-            ConfigError: When there is no SDK, or the options do not suit it.
+            ConfigError: If the SDK is missing, or the options are invalid for it.
         """
 
     async def open(self) -> None:
-        """Ask the function to score nothing.
+        """Send a call without requests to the function.
 
         Raises:
-            ConfigError: When there is no SDK, no such function, no key that may call it, or it
+            ConfigError: If the SDK or the function is missing, no key is allowed to call it, or it
                 serves another reward.
         """
         await self._made()
@@ -50,15 +50,15 @@ class SdkBackend(RemoteBackend[SdkConfigT]):
             await self.probe()
 
     async def close(self) -> None:
-        """Take no more calls; may be called twice."""
+        """Accept no more calls; can be called twice."""
         await super().close()
         self._threads.close()
 
     async def in_thread(self, ask: Callable[[Any], _T]) -> _T:
-        """Return what a function makes of the client, in a thread.
+        """Return the result of a function that uses the client, in a thread.
 
         Raises:
-            BackendFailure: When there is no client to ask.
+            BackendFailure: If no client can be created.
         """
         try:
             client = await self._made()

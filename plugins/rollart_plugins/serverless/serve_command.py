@@ -1,7 +1,8 @@
 """``rollart serve-reward``: one reward as an HTTP function.
 
-Takes: a reward with its options, where to listen, a token by its variable. Gives: a server until it
-is told to end. Never: listens to other machines without a token, unless ``--no-token`` says so.
+Takes: a reward with its options, an address, the variable of a token. Gives: a server that runs
+until a signal. Never: accepts requests of other machines without a token, except with
+``--no-token``.
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ from rollart_plugins.serverless.wire import STATUS, Refused
 PATHS: Final = ("/", "/invoke", "/score")
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _END_S: Final = 10.0
-"""How long calls under way may take when the server is told to end."""
+"""Maximum time for running calls when the server is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where the server listens, and to whom."""
+    """The address of the server, and its access control."""
 
     host: str = "127.0.0.1"
     port: int = 8080
     token: str = ""
-    """What callers must send as ``Authorization: Bearer TOKEN``; empty: nothing."""
+    """Token that callers must send as ``Authorization: Bearer TOKEN``. Empty: none."""
     open_to_all: bool = False
-    """Whether other machines may ask without a token."""
+    """Whether other machines can send requests without a token."""
     max_bytes: int = MAX_BYTES
-    """Largest call."""
+    """Maximum size of one call."""
 
     def check(self) -> None:
-        """Refuse to be open to all by mistake.
+        """Check that the server is not accessible to all by mistake.
 
         Raises:
-            UserError: When other machines could ask without a token.
+            UserError: If other machines could send requests without a token.
         """
         if self.host not in LOOPBACK and not self.token and not self.open_to_all:
             raise UserError(
-                f"on {self.host} other machines could ask without a token: put one into "
-                "ROLLART_REWARD_TOKEN, or say --no-token where the platform keeps others out"
+                f"on {self.host}, other machines could send requests without a token: set "
+                "ROLLART_REWARD_TOKEN, or use --no-token if the platform controls access"
             )
 
 
@@ -68,7 +69,7 @@ def application(function: RewardFunction, listening: Listening) -> web.Applicati
         return _json(body, 200)
 
     async def health(request: web.Request) -> web.Response:
-        # What it serves is no secret, but nobody else's business either.
+        # The reward is not secret, but only callers with the token can read it.
         try:
             _expect_token(request, listening.token)
         except Refused:
@@ -91,16 +92,16 @@ async def serve(
     began: Callable[[str], None],
     until: Callable[[], Awaitable[object]] | None = None,
 ) -> None:
-    """Serve until a signal comes.
+    """Serve until a signal arrives.
 
     Args:
         function: The reward.
-        listening: Where, and to whom.
-        began: Gets the URL once it listens.
+        listening: The address and access control.
+        began: Called with the URL when the server is ready.
         until: Awaited instead of a signal.
 
     Raises:
-        UserError: When it cannot listen there, or should not.
+        UserError: If the server cannot listen on this address, or is not allowed to.
     """
     listening.check()
     runner = web.AppRunner(application(function, listening), shutdown_timeout=_END_S)
@@ -121,7 +122,7 @@ async def serve(
 
 
 async def _signal() -> None:
-    """Wait for Ctrl-C, or for the platform to end the container."""
+    """Wait for Ctrl-C, or for the platform to stop the container."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
@@ -142,7 +143,7 @@ async def _answer(function: RewardFunction, request: web.Request) -> bytes:
         body = await request.read()
     except web.HTTPRequestEntityTooLarge as e:
         most = request.app._client_max_size / 1e6
-        raise Refused("too_large", f"the call is above {most:.1f} MB") from e
+        raise Refused("too_large", f"the call is larger than {most:.1f} MB") from e
     try:
         return await function.answer(body)
     except Refused:
@@ -169,26 +170,26 @@ def serve_reward(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="The reward's options.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Where to listen; 0.0.0.0 in a container.")
+        str, typer.Option(help="Address to listen on; use 0.0.0.0 in a container.")
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Port; else $PORT, else 8080. 0: any that is free."),
+        typer.Option(min=0, max=65535, help="Port. Default: $PORT, or 8080. 0: any free port."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Requests scored at once.")] = 16,
+    threads: Annotated[int, typer.Option(min=1, help="Requests scored concurrently.")] = 16,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Let other machines ask without a token.")
+        bool, typer.Option("--no-token", help="Accept requests without a token.")
     ] = False,
 ) -> None:
     """Serve one reward as an HTTP function, for the reward backends http and fc.
 
-    Callers must send the token that the variable ROLLART_REWARD_TOKEN holds. Without one the
-    function listens to this machine alone.
+    Callers must send the token in the environment variable ROLLART_REWARD_TOKEN. Without a token,
+    the function only accepts requests from this machine.
     """
     try:
         from rollart_plugins.serverless.serve_command import Listening, serve
     except ModuleNotFoundError as e:
-        raise UserError("serve-reward needs aiohttp: pip install 'rollart[serverless]'") from e
+        raise UserError("serve-reward requires aiohttp: pip install 'rollart[serverless]'") from e
     from rollart_plugins.serverless.function import RewardFunction
 
     listening = Listening(
@@ -211,5 +212,5 @@ def _port(asked: int | None) -> int:
         return asked
     said = os.environ.get("PORT", "8080")
     if not said.isdigit() or int(said) > 65535:
-        raise UserError(f"PORT is {said!r}: it must be a number from 0 to 65535")
+        raise UserError(f"PORT is {said!r}, but must be a number from 0 to 65535")
     return int(said)

@@ -1,17 +1,17 @@
-"""Rewards as JSON: what is sent to a function that scores, and what it answers. Version 2.
+"""The wire protocol: calls to a function that scores, and its answers, as JSON. Version 2.
 
     call    {"version": 2, "reward": ID, "options": DIGEST, "group": bool, "key": str,
-             "deadline_s": number, "requests": [{"id": str, ...what the reward needs...}, ...]}
+             "deadline_s": number, "requests": [{"id": str, ...fields of the request...}, ...]}
     answer  {"version": 2, "key": str, "run_s": number, "cold": bool, "num_hung": int,
              "results": [{"id": str, "value": number, "components": {...}}
                          | {"id": str, "failure": {...}}, ...]}
     refusal {"version": 2, "error": {"kind": str, "message": str}}
 
-Results are in the order of the requests; one without its request's id in its place is garbage.
+Results are in the order of the requests. A result without the id of its request is invalid.
 
-Takes: calls and answers, or bytes from anywhere. Gives: bytes, or calls and answers that were
-checked field by field. Never: sends a reward's options (a digest says whether both sides have the
-same), or believes a number that is no number.
+Takes: calls and answers, or untrusted bytes. Gives: bytes, or calls and answers with every field
+validated. Never: sends a reward's options (both sides compare a digest), or accepts a non-finite
+number.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from rollart_core.errors import BackendFailure, DeadlineFailure, RewardFailure, 
 
 VERSION: Final = 2
 MAX_DETAIL: Final = 4000
-"""Characters of a traceback that are kept."""
+"""Maximum number of characters of a traceback."""
 
 Outcome = RewardResult | RewardFailure | DeadlineFailure
 
 
 class Refused(Exception):
-    """A function does not take a call.
+    """A function rejects a call.
 
     Args:
         kind: One of ``STATUS``.
-        message: Why, for a person.
+        message: The reason, for the user.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -46,7 +46,7 @@ class Refused(Exception):
         self.kind = kind
 
     def body(self) -> bytes:
-        """Return it as a refusal of the wire."""
+        """Return the refusal as bytes of the wire."""
         return dumps({"version": VERSION, "error": {"kind": self.kind, "message": str(self)}})
 
 
@@ -58,45 +58,45 @@ STATUS: Final[Mapping[str, int]] = {
     "too_large": 413,
     "broken": 500,
 }
-"""Why a function refuses a call -> the status of HTTP that says so; none mends by itself."""
+"""Reason for a refusal -> HTTP status. A retry does not help for any of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireCall:
-    """One call as a function gets it."""
+    """One call, as a function receives it."""
 
     reward: str
     options: str
-    """The digest of the options that the caller has for this reward."""
+    """Digest of the caller's options for this reward."""
     group: bool
     key: str
-    """The same for every try of these requests."""
+    """The same for every attempt of these requests."""
     deadline_s: float
     ids: tuple[str, ...]
-    """Of each request; its result echoes it."""
+    """Id of each request, which its result repeats."""
     requests: tuple[RewardRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WireAnswer:
-    """One answer as its caller gets it."""
+    """One answer, as its caller receives it."""
 
     key: str
-    """Of the call that it answers."""
+    """Key of the call."""
     ids: tuple[str, ...]
-    """Of the requests, in the order of their results."""
+    """Ids of the requests, in the order of their results."""
     results: tuple[Outcome, ...]
     run_s: float = 0.0
     cold: bool = False
     num_hung: int = 0
-    """Threads of the function that a reward still holds though nobody waits for it."""
+    """Number of the function's threads that a timed-out reward still occupies."""
 
 
 def dumps(value: object) -> bytes:
     """Return compact JSON in ASCII, without line breaks.
 
     Raises:
-        ValueError: When there is something that JSON does not have: NaN, an object, a cycle.
+        ValueError: If a value is not valid JSON, such as NaN, an object or a cycle.
     """
     try:
         return _ENCODER.encode(value).encode()
@@ -105,21 +105,21 @@ def dumps(value: object) -> bytes:
 
 
 def digest(options: Mapping[str, Any]) -> str:
-    """Return what two sides compare to know that they have the same options."""
+    """Return the digest that two sides compare to check that their options are equal."""
     text = json.dumps(dict(options), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def request_id(request: RewardRequest) -> str:
-    """Return what the result of a request echoes: its ticket and attempt."""
+    """Return the id of a request, which its result repeats: its ticket and attempt."""
     return f"{request.ticket_id}#{request.attempt}"
 
 
 def request_bytes(request: RewardRequest) -> bytes:
-    """Return one request with its id; what has its default is left out.
+    """Return one request with its id; fields with their default value are omitted.
 
     Raises:
-        ValueError: When it holds what JSON does not have.
+        ValueError: If it contains a value that is not valid JSON.
     """
     sent: dict[str, object] = {"id": request_id(request)}
     for name, default in _DEFAULTS:
@@ -135,11 +135,11 @@ def call_bytes(
     """Return a call.
 
     Args:
-        reward: Which one is to score.
-        requests: Each from :func:`request_bytes`.
+        reward: The reward.
+        requests: Requests from :func:`request_bytes`.
         group: Whether they are one group, for ``score_group``.
         key: The idempotency key.
-        deadline_s: Seconds after which nobody waits for the answer.
+        deadline_s: Seconds after which the caller does not wait for the answer.
     """
     head = {
         "version": VERSION,
@@ -153,7 +153,7 @@ def call_bytes(
 
 
 def answer_bytes(answer: WireAnswer) -> bytes:
-    """Return an answer; its results have been checked."""
+    """Return an answer; its results are already validated."""
     return dumps(
         {
             "version": VERSION,
@@ -173,15 +173,15 @@ def read_call(body: bytes | Mapping[str, Any]) -> WireCall:
     """Read a call.
 
     Args:
-        body: The bytes, or what a platform has parsed of them.
+        body: The bytes, or the object that a platform has parsed.
 
     Raises:
-        Refused: When it is none, or of another version.
+        Refused: If it is not a call, or has another version.
     """
     raw = _object(body) if isinstance(body, bytes) else dict(body)
     if raw.get("version") != VERSION:
         said = first_line(repr(raw.get("version")), 40)
-        raise Refused("version", f"a call of version {said}; this function speaks {VERSION}")
+        raise Refused("version", f"a call of version {said}; this function supports {VERSION}")
     try:
         requests = _get(raw, "requests", list)
         return WireCall(
@@ -194,7 +194,7 @@ def read_call(body: bytes | Mapping[str, Any]) -> WireCall:
             requests=tuple(map(_request, requests)),
         )
     except _Wrong as e:
-        raise Refused("malformed", f"the call cannot be read: {e}") from e
+        raise Refused("malformed", f"the call is invalid: {e}") from e
 
 
 def read_answer(
@@ -203,8 +203,7 @@ def read_answer(
     """Read an answer to the call with this key, whose requests have these ids.
 
     Raises:
-        BackendFailure: When it is none, or a refusal; asked again it may do, unless it is a
-            refusal.
+        BackendFailure: If it is not an answer, or is a refusal. Only a refusal is not retryable.
     """
     try:
         raw = _object(body)
@@ -216,13 +215,13 @@ def read_answer(
         if raw.get("version") != VERSION:
             raise _Wrong(f"version {first_line(repr(raw.get('version')), 40)}, not {VERSION}")
         if _get(raw, "key", str) != key:
-            raise _Wrong("'key' is that of another call")
+            raise _Wrong("'key' belongs to another call")
         results = _get(raw, "results", list)
         if len(results) != len(ids):
             raise _Wrong(f"{len(results)} results for {len(ids)} requests")
         for result, wanted in zip(results, ids, strict=True):
             if (found := _id(result, "a result")) != wanted:
-                raise _Wrong(f"result {first_line(repr(found), 40)} in the place of {wanted!r}")
+                raise _Wrong(f"the id {first_line(repr(found), 40)} instead of {wanted!r}")
         return WireAnswer(
             key,
             tuple(ids),
@@ -232,20 +231,20 @@ def read_answer(
             num_hung=_get(raw, "num_hung", int),
         )
     except _Wrong as e:
-        message = f"its answer is of the wrong shape: {e}: {_shown(body)}"
+        message = f"its answer has the wrong format: {e}: {_shown(body)}"
         raise BackendFailure(message) from e
 
 
 def refusal(raw: Mapping[str, Any]) -> BackendFailure:
-    """Return what a function's refusal means to its caller."""
+    """Return the error of the caller for a function's refusal."""
     error = raw.get("error")
     error = error if isinstance(error, Mapping) else {"message": error}
     kind, message = str(error.get("kind", "")), first_line(str(error.get("message", "")))
-    return BackendFailure(f"it refuses: {message}", again=kind not in STATUS)
+    return BackendFailure(f"it rejected the call: {message}", again=kind not in STATUS)
 
 
 class _Wrong(Exception):
-    """A part of a message is not as it should be; says which."""
+    """A part of a message is invalid; the text names it."""
 
 
 def _outcome(result: Outcome) -> dict[str, object]:
@@ -300,7 +299,7 @@ def _id(raw: object, what: str) -> str:
 def _request(raw: dict[str, Any]) -> RewardRequest:
     unknown = raw.keys() - REQUEST.keys() - {"id"}
     if unknown:
-        raise _Wrong(f"a request has {sorted(map(str, unknown))[0]!r}, which nobody knows")
+        raise _Wrong(f"a request has the unknown field {sorted(map(str, unknown))[0]!r}")
     return RewardRequest(
         ticket_id=_get(raw, "ticket_id", str),
         env_id=_get(raw, "env_id", str),
@@ -336,12 +335,12 @@ REQUEST: Final[Mapping[str, type]] = {
     "context": dict,
     "attempt": int,
 }
-"""Field of a request -> its type. A test holds it to what the contract has."""
+"""Field of a request -> its type. A test compares it with the contract."""
 _DEFAULTS: Final = tuple(
     (one.name, {} if one.default_factory is not MISSING else one.default)
     for one in fields(RewardRequest)
 )
-"""Field of a request -> what need not be sent; a value of its own where it has no default."""
+"""Field of a request -> the default value that is not sent; a unique object without a default."""
 _OPTIONAL: Final = (
     *("components", "truncated", "num_turns", "num_loss_tokens", "context", "attempt"),
 )
@@ -351,17 +350,17 @@ def _object(body: bytes) -> dict[str, Any]:
     try:
         raw = _DECODER.decode(body.decode())
     except (ValueError, RecursionError) as e:
-        raise Refused("malformed", f"is no JSON ({first_line(str(e), 80)})") from e
+        raise Refused("malformed", f"is not valid JSON ({first_line(str(e), 80)})") from e
     if not isinstance(raw, dict):
         raise Refused("malformed", f"is {_name(raw)}, not an object")
     return raw
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
-# Made once: the functions of the json module make one for each call with options.
+# Created once: the functions of the json module create one for each call with options.
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
 

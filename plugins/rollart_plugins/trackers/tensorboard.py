@@ -1,7 +1,7 @@
 """TensorBoard: event files in the run directory.
 
 Takes: metrics. Gives: ``tensorboard/`` under the run directory. Never: imports tensorboardX before
-a run starts, or writes a number that is not finite (TensorBoard's plots break on it).
+a run starts, or writes a non-finite number, which breaks the plots of TensorBoard.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HOW_TO_INSTALL = "the tensorboard tracker needs tensorboardX: pip install 'roll
 
 
 class TensorBoardTracker(Tracker):
-    """Writes scalars by train_step, and the config as text."""
+    """Write scalars by train_step, and the config as text."""
 
     _writer: SummaryWriter | None = None
 
@@ -29,7 +29,7 @@ class TensorBoardTracker(Tracker):
         """Open the event file.
 
         Raises:
-            ImportError: When tensorboardX is not installed; says how to install it.
+            ImportError: If tensorboardX is not installed.
         """
         try:
             from tensorboardX import SummaryWriter
@@ -48,7 +48,7 @@ class TensorBoardTracker(Tracker):
                 self._writer.add_scalar(name, value, train_step)
 
     def close(self) -> None:
-        """Flush and close; may be called twice."""
+        """Flush and close the file; can be called twice."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

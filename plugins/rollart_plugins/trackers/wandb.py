@@ -1,8 +1,8 @@
 """Weights & Biases: metrics on a server, or in files of the run directory to upload later.
 
-Takes: metrics. Gives: a run of W&B, which a resume goes on with. Never: imports wandb before a run
-starts, asks anything of the terminal, or stops a run because W&B cannot be reached: then it writes
-files, and says so once.
+Takes: metrics. Gives: a W&B run, which is continued when the RollArt run is resumed.
+Never: imports wandb before a run starts, prompts in the terminal, or stops a run if W&B is not
+reachable. In that case it writes files and warns once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from rollart_core.contracts.tracker import Tracker
 from rollart_core.errors import first_line
 
 NO_WANDB = "the wandb tracker needs wandb: pip install 'rollart[wandb]'"
-_NO_KEY = "there is no key: `wandb login`, or set WANDB_API_KEY"
+_NO_KEY = "no API key: run `wandb login`, or set WANDB_API_KEY"
 _ALSO_UNDER = {"api.forge.coreweave.com": "api.wandb.ai"}
-"""The host that W&B's own server had before, under which wandb finds its key too."""
+"""The previous host name of W&B's own server. wandb also looks for the key under this name."""
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -39,31 +39,32 @@ class WandbConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: Literal["online", "offline"] = "online"
-    """``offline``: files in the run directory, which ``wandb sync`` uploads later."""
+    """Where metrics are written. ``offline``: to files in the run directory, which ``wandb sync``
+    uploads later."""
     server: Text | None = None
-    """Address of a server of one's own; none: the one that wandb is set up for."""
+    """Address of a self-hosted W&B server. If not set, the server that wandb is configured for."""
     project: Text = "rollart"
-    """What W&B puts the run under."""
+    """W&B project of the run."""
     entity: Text | None = None
-    """Whose project: a user or a team; none: the default of the account."""
+    """User or team that owns the project. If not set, the default of the account."""
     name: Text | None = None
-    """What W&B calls the run; none: the name of the run directory."""
+    """Name of the run in W&B. If not set, the name of the run directory."""
     tags: tuple[Text, ...] = ()
-    """Labels to find it by."""
+    """Tags of the run in W&B."""
     timeout_s: Seconds = 30.0
-    """How long to wait for W&B when the run begins, and again when it ends."""
+    """Maximum time to wait for W&B at the start of the run, and again at its end."""
 
     def missing(self) -> dict[str, str]:
-        """Return the package that is not installed."""
+        """Return the missing package, by option."""
         return {"id": NO_WANDB} if find_spec("wandb") is None else {}
 
 
 class WandbTracker(Tracker):
-    """Logs scalars by train_step, and the config.
+    """Log scalars by train_step, and the config.
 
     Args:
-        config: The tracker's own options.
-        options: The same one by one, as the registry gives them.
+        config: Options of the tracker.
+        options: The same options as keyword arguments, as the registry passes them.
     """
 
     def __init__(self, config: WandbConfig | None = None, **options: object) -> None:
@@ -71,10 +72,10 @@ class WandbTracker(Tracker):
         self._run: Any = None
 
     def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
-        """Begin a run of W&B, or go on with that of the run directory.
+        """Start a W&B run, or continue the one of the run directory.
 
         Raises:
-            ImportError: When wandb is not installed; says how to install it.
+            ImportError: If wandb is not installed.
         """
         try:
             import wandb
@@ -84,30 +85,30 @@ class WandbTracker(Tracker):
         given["name"] = self._config.name or run_dir.name
         if self._config.mode == "online":
             self._run = self._online(wandb, run_id, given)
-            run_id += f"-{secrets.token_hex(2)}"  # one that failed may be known already
+            run_id += f"-{secrets.token_hex(2)}"  # the server may already have a failed run's id
         self._run = self._run or self._begin(wandb, id=run_id, mode="offline", **given)
         self._run.define_metric("train_step", hidden=True)
         self._run.define_metric("*", step_metric="train_step")
 
     def log(self, metrics: Mapping[str, float], *, train_step: int, policy_version: int) -> None:
-        """Log each finite metric, in one row."""
+        """Log all finite metrics in one row."""
         if self._run is None:
             raise RuntimeError("log() before start(), or after close()")
         row = {**metrics, "policy_version": policy_version, "train_step": train_step}
-        # Not W&B's own step, which may only grow: after a rollback some come again.
+        # W&B's own step cannot decrease, but train_step does after a rollback.
         self._run.log({name: value for name, value in row.items() if math.isfinite(value)})
 
     def close(self) -> None:
-        """Upload what is left, within ``timeout_s``; may be called twice.
+        """Upload the remaining metrics within ``timeout_s``; can be called twice.
 
-        Files are whole when the process ends: W&B writes them beside it.
+        The files are complete when the process ends, because W&B writes them in a separate process.
         """
         run, self._run = self._run, None
         if run is not None:
             run.finish()
 
     def _online(self, wandb: Any, run_id: str, given: Mapping[str, object]) -> Any:
-        """Begin a run on the server, or go on with it; None, with a warning, where that fails."""
+        """Start or continue a run on the server; if that fails, warn and return None."""
         try:
             if not _has_key(self._config.server or wandb.setup().settings.base_url):
                 raise ConnectionError(_NO_KEY)
@@ -115,8 +116,8 @@ class WandbTracker(Tracker):
             return self._begin(wandb, limits, id=run_id, mode="online", resume="allow", **given)
         except Exception as e:
             message = (
-                f"W&B cannot be used ({first_line(str(e) or type(e).__name__)}): metrics go to "
-                f"files, for `wandb sync {given['dir']}/wandb/offline-run-*`"
+                f"W&B is not available ({first_line(str(e) or type(e).__name__)}): metrics are "
+                f"written to files, for `wandb sync {given['dir']}/wandb/offline-run-*`"
             )
             warnings.warn(message, RuntimeWarning, stacklevel=3)
             return None
@@ -126,7 +127,7 @@ class WandbTracker(Tracker):
     ) -> Any:
         own = self._config
         settings = wandb.Settings(
-            console="off",  # the terminal is the run's own
+            console="off",  # the terminal belongs to the run
             silent=True,
             disable_code=True,
             disable_git=True,
@@ -144,7 +145,7 @@ class WandbTracker(Tracker):
 
 
 def _run_id(run_dir: Path) -> str:
-    """Return what W&B knows the run by: the same for every resume."""
+    """Return the W&B id of the run, which is the same after every resume."""
     file = run_dir / "wandb" / "run-id"
     with contextlib.suppress(FileNotFoundError):
         return file.read_text(encoding="utf-8").strip()
@@ -155,16 +156,17 @@ def _run_id(run_dir: Path) -> str:
 
 
 def _has_key(server: str) -> bool:
-    """Tell whether there is a key for a server; without one W&B would ask, and wait for it.
+    """Return whether there is an API key for a server.
 
-    It is looked for as wandb does: by host with port, in the first netrc file that is there.
+    Without a key, W&B would prompt for one and wait. The lookup is the same as in wandb: by host
+    with port, in the first netrc file that exists.
     """
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     given, host = os.environ.get("NETRC"), urlsplit(server).netloc
     paths = [Path(p).expanduser() for p in ([given] if given else ["~/.netrc", "~/_netrc"])]
     with contextlib.suppress(OSError, netrc.NetrcParseError):
-        # Given a path, netrc takes a file that others may read, as wandb does.
+        # With an explicit path, netrc accepts a file that others can read, as wandb does.
         known = netrc.netrc(next((p for p in paths if p.exists()), paths[0]))
         found = known.authenticators(host) or known.authenticators(_ALSO_UNDER.get(host, host))
         return found is not None and bool(found[2])

@@ -1,1 +1,1 @@
-"""Built-in weights."""
+"""Built-in weight channels."""

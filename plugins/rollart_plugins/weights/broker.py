@@ -1,12 +1,13 @@
-"""The trainer's end of the collective channel: it holds the newest versions and serves them.
+"""The trainer's side of the collective channel: it stores the newest versions and serves them.
 
-    engines ask for a version ----> gathered for a moment ----> one group, one broadcast
+    engines request a version ----> gathered for a moment ----> one group, one broadcast
        |                                                            | a member dies or is too slow:
-       +--- asks again from where it was <--------------------------+ the group is given up
-            and is served alone, over its own connection
+       +--- requests the remaining blocks <-------------------------+ the group is aborted
+            and receives them over its own connection
 
-Takes: versions, as blocks of bytes on the host. Gives: what engines ask for, from its own threads.
-Never: makes the trainer wait for an engine, or an engine for another's death longer than a timeout.
+Takes: versions, as blocks of bytes on the host. Gives: the requested versions, from its own
+threads.
+Never: makes the trainer wait for an engine, or an engine wait for a dead one longer than a timeout.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class WeightVersion:
-    """A version as it was published once; another publication of its number is another edition."""
+    """One publication of a version. Each publication has its own name."""
 
     blocks: list[Block]
     name: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def index(self, start: int = 0) -> Message:
-        """Return what an engine has to know of it, from its block ``start`` on."""
+        """Return the description for an engine, starting at block ``start``."""
         blocks = self.blocks[start:]
         return {
             "edition": self.name,
@@ -54,7 +55,7 @@ class WeightVersion:
 
 @dataclass(frozen=True, slots=True)
 class HubOptions:
-    """How it serves."""
+    """Options of the server."""
 
     host: str
     port: int
@@ -66,7 +67,7 @@ class HubOptions:
 
 @dataclass(slots=True, eq=False)
 class _Subscriber:
-    """One engine's connection."""
+    """The connection of one engine."""
 
     name: str
     connection: socket.socket
@@ -75,16 +76,16 @@ class _Subscriber:
 
 @dataclass(slots=True, eq=False)
 class _Gathering:
-    """Engines that asked for one version and are to get it together."""
+    """Engines that requested the same version and receive it together."""
 
     policy_version: int
-    guests: list[_Subscriber] = field(default_factory=list)
+    subscribers: list[_Subscriber] = field(default_factory=list)
     complete: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
 
 
 class Hub:
-    """Serves versions; see the module."""
+    """Server of versions; see the module."""
 
     def __init__(self, options: HubOptions) -> None:
         self._options = options
@@ -92,7 +93,7 @@ class Hub:
         self._last: int | None = None
         self._lock = threading.Lock()
         self._broadcasting = threading.Lock()
-        self._guests: dict[str, _Subscriber] = {}
+        self._subscribers: dict[str, _Subscriber] = {}
         self._gathering: _Gathering | None = None
         self._group: tuple[tuple[str, ...], BroadcastGroup] | None = None
         self._threads: set[threading.Thread] = set()
@@ -103,7 +104,7 @@ class Hub:
         self._start(self._accept)
 
     def hold(self, policy_version: int, blocks: list[Block], keep: int) -> None:
-        """Offer a version; of those not above it the newest ``keep`` stay."""
+        """Add a version; of those not above it, the newest ``keep`` are kept."""
         with self._lock:
             self._versions[policy_version] = WeightVersion(blocks)
             self._last = policy_version
@@ -111,7 +112,7 @@ class Hub:
             self._versions = {v: self._versions[v] for v in newest}
 
     def versions(self) -> list[int]:
-        """Return the versions that are held."""
+        """Return the stored versions."""
         with self._lock:
             return sorted(self._versions)
 
@@ -120,9 +121,9 @@ class Hub:
         self._closed = True
         _hang_up(self._listener)
         with self._lock:
-            guests = list(self._guests.values())
-        for guest in guests:
-            _hang_up(guest.connection)
+            subscribers = list(self._subscribers.values())
+        for subscriber in subscribers:
+            _hang_up(subscriber.connection)
         self._give_up_group()
         for thread in list(self._threads):
             thread.join(self._options.timeout_s)
@@ -145,62 +146,62 @@ class Hub:
             self._start(self._welcome, connection, str(address[0]))
 
     def _welcome(self, connection: socket.socket, host: str) -> None:
-        guest = _Subscriber(secrets.token_hex(8), connection, host)
+        subscriber = _Subscriber(secrets.token_hex(8), connection, host)
         try:
             connection.settimeout(self._options.timeout_s)
             hello = receive(connection)
             if not hmac.compare_digest(str(hello.get("token")), self._options.token):
                 return send(connection, {"error": "the token is wrong"})
             send(connection, {"ok": True})
-            connection.settimeout(None)  # an engine asks when it pleases
+            connection.settimeout(None)  # an engine can send requests at any time
             with self._lock:
-                self._guests[guest.name] = guest
+                self._subscribers[subscriber.name] = subscriber
             while not self._closed:
-                self._answer(guest, receive(connection))
+                self._answer(subscriber, receive(connection))
         except (OSError, ValueError):
             pass
         finally:
             with self._lock:
-                self._guests.pop(guest.name, None)
+                self._subscribers.pop(subscriber.name, None)
                 self._end_gathering()
             _hang_up(connection)
             self._threads.discard(threading.current_thread())
 
-    def _answer(self, guest: _Subscriber, asked: Message) -> None:
+    def _answer(self, subscriber: _Subscriber, asked: Message) -> None:
         if asked.get("ask") == "newest":
             with self._lock:
                 newest = self._last
-            return send(guest.connection, {"newest": newest})
+            return send(subscriber.connection, {"newest": newest})
         version = int(asked["version"])
         with self._lock:
-            edition, held = self._versions.get(version), sorted(self._versions)
-        if edition is None or asked.get("edition") not in (None, edition.name):
-            return send(guest.connection, {"held": held})
-        guest.connection.settimeout(self._options.timeout_s)
+            version_data, held = self._versions.get(version), sorted(self._versions)
+        if version_data is None or asked.get("edition") not in (None, version_data.name):
+            return send(subscriber.connection, {"held": held})
+        subscriber.connection.settimeout(self._options.timeout_s)
         try:
             if asked.get("ask") == "group":
-                self._together(guest, version)
+                self._together(subscriber, version)
             else:
-                self._alone(guest, edition, int(asked.get("from", 0)))
+                self._alone(subscriber, version_data, int(asked.get("from", 0)))
         finally:
             with contextlib.suppress(OSError):
-                guest.connection.settimeout(None)
+                subscriber.connection.settimeout(None)
 
-    def _alone(self, guest: _Subscriber, edition: WeightVersion, start: int) -> None:
-        send(guest.connection, edition.index(start))
-        for block in edition.blocks[start:]:
-            send_block(guest.connection, block.memory)
+    def _alone(self, subscriber: _Subscriber, version_data: WeightVersion, start: int) -> None:
+        send(subscriber.connection, version_data.index(start))
+        for block in version_data.blocks[start:]:
+            send_block(subscriber.connection, block.memory)
 
     # Broadcasts
 
-    def _together(self, guest: _Subscriber, version: int) -> None:
-        """Join those who ask for the same now, or be the first of them and serve all."""
+    def _together(self, subscriber: _Subscriber, version: int) -> None:
+        """Join the concurrent requests for this version; the first of them serves all."""
         with self._lock:
             gathering = self._gathering
             is_first = gathering is None or gathering.policy_version != version
             if gathering is None or is_first:
                 gathering = self._gathering = _Gathering(version)
-            gathering.guests.append(guest)
+            gathering.subscribers.append(subscriber)
             self._end_gathering()
         if not is_first:
             gathering.done.wait()
@@ -213,34 +214,34 @@ class Hub:
             gathering.done.set()
 
     def _end_gathering(self) -> None:
-        """Wait for no more engines once all that are connected have asked; called with the lock."""
+        """Stop waiting when all connected engines have sent a request; requires the lock."""
         if self._gathering is not None:
-            asked = {guest.name for guest in self._gathering.guests}
-            if asked >= self._guests.keys():
+            asked = {subscriber.name for subscriber in self._gathering.subscribers}
+            if asked >= self._subscribers.keys():
                 self._gathering.complete.set()
 
     def _broadcast(self, gathering: _Gathering) -> None:
         with self._lock:
             if self._gathering is gathering:
                 self._gathering = None
-            guests = sorted(gathering.guests, key=lambda g: g.name)
-            edition = self._versions.get(gathering.policy_version)
-        if edition is None:  # pruned while they gathered
-            for guest in guests:
-                _tell(guest, {"held": self.versions()})
+            subscribers = sorted(gathering.subscribers, key=lambda g: g.name)
+            version_data = self._versions.get(gathering.policy_version)
+        if version_data is None:  # removed in the meantime
+            for subscriber in subscribers:
+                _tell(subscriber, {"held": self.versions()})
             return
-        names = tuple(guest.name for guest in guests)
+        names = tuple(subscriber.name for subscriber in subscribers)
         if self._group is not None and self._group[0] != names:
             self._give_up_group()
         name = self._group[1].member.name if self._group else secrets.token_hex(8)
-        for rank, guest in enumerate(guests, 1):
-            place = {"name": name, "rank": rank, "size": len(guests) + 1}
-            _tell(guest, {"group": place, "store": self._store_port} | edition.index())
+        for rank, subscriber in enumerate(subscribers, 1):
+            place = {"name": name, "rank": rank, "size": len(subscribers) + 1}
+            _tell(subscriber, {"group": place, "store": self._store_port} | version_data.index())
         try:
             group = self._group[1] if self._group else self._join(name, names)
-            for block in edition.blocks:
+            for block in version_data.blocks:
                 group.broadcast(block.memory.to(group.device))
-        except RuntimeError:  # somebody is gone or too slow: the others ask again, alone
+        except RuntimeError:  # a member ended or is too slow: the others request the rest alone
             self._give_up_group()
 
     def _join(self, name: str, names: tuple[str, ...]) -> BroadcastGroup:
@@ -258,10 +259,10 @@ class Hub:
             group[1].abandon()
 
 
-def _tell(guest: _Subscriber, message: Message) -> None:
-    """Send, and let a guest that is gone be found out by the broadcast."""
+def _tell(subscriber: _Subscriber, message: Message) -> None:
+    """Send a message; the broadcast detects a closed connection."""
     with contextlib.suppress(OSError):
-        send(guest.connection, message)
+        send(subscriber.connection, message)
 
 
 def _hang_up(connection: socket.socket) -> None:

@@ -1,14 +1,14 @@
-"""Weights by broadcast: the trainer's end and the engines form a process group of their own.
+"""Weights by broadcast: the trainer and the engines form a separate process group.
 
-    location: a folder both ends can read (the trainer's end writes its address there),
-              or tcp://TOKEN@HOST:PORT where they share none
+    location: a folder that both sides can read (the trainer writes its address there),
+              or tcp://TOKEN@HOST:PORT without a shared folder
 
-    publish:  copy to host memory, bucket by bucket     the trainer goes on as soon as that is done
-    fetch:    ask; join the group of those who ask at the same time; receive bucket by bucket
-              the group breaks: the rest comes over this end's own connection
+    publish:  copy to host memory, bucket by bucket; the trainer continues when this is done
+    fetch:    request; join the group of the concurrent requests; receive bucket by bucket
+              if the group fails, the rest is sent over the engine's own connection
 
-Takes: tensors, one by one. Gives: the same, in views of the buckets they came in. Never:
-waits without a limit, or needs all engines to be there.
+Takes: tensors, one by one. Gives: the same tensors, as views of the received buckets.
+Never: waits without a limit, or requires all engines to be present.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ Named = Iterator[tuple[str, torch.Tensor]]
 
 
 class CollectiveChannel(WeightChannel):
-    """Broadcast from the trainer to all engines that ask at the same time.
+    """Broadcast from the trainer to all engines that request weights at the same time.
 
     Args:
         location: A folder, or ``tcp://TOKEN@HOST:PORT``.
-        keep: How many of the newest versions can be fetched; all are held in the trainer's memory.
-        bucket_bytes: About how much is copied and sent at once.
+        keep: Number of newest versions that can be fetched. All are in the trainer's memory.
+        bucket_bytes: Approximate number of bytes that are copied and sent in one operation.
         backend: ``gloo`` or ``nccl``.
-        host: The trainer's address as engines see it, where ``location`` is a folder.
-        timeout_s: The longest wait for any one answer of another end.
-        gather_s: How long a broadcast waits for engines that have not asked yet.
+        host: Address of the trainer from the engines' point of view, if ``location`` is a folder.
+        timeout_s: Maximum time for one answer of another rank.
+        gather_s: How long a broadcast waits for engines that have not requested the version yet.
 
     Raises:
-        ValueError: When ``location`` is no such address, or an option is out of range.
+        ValueError: If ``location`` is not such an address, or an option is out of range.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class CollectiveChannel(WeightChannel):
         self._closed = False
         self._group: BroadcastGroup | None = None
 
-    # The trainer's end
+    # Trainer
 
     def publish(self, policy_version: int, tensors: Tensors) -> Publication:
-        """Copy the tensors to memory from where engines are served meanwhile."""
+        """Copy the tensors to memory from which engines are served in the background."""
         began = time.perf_counter()
         blocks = [Block(*pack(b)) for b in buckets(tensors, self._bucket_bytes)]
         if self._hub is None:
@@ -90,7 +90,7 @@ class CollectiveChannel(WeightChannel):
         return Publication(policy_version, num_bytes, time.perf_counter() - began)
 
     def versions(self) -> list[int]:
-        """Return the policy versions that can be fetched, oldest first; of the trainer's end."""
+        """Return the policy versions that can be fetched, oldest first; only for the trainer."""
         return self._hub.versions() if self._hub else []
 
     def _open_hub(self) -> Hub:
@@ -108,7 +108,7 @@ class CollectiveChannel(WeightChannel):
             )
         except OSError as e:
             where = f"{there['host']}:{there['port']}"
-            raise ValueError(f"weights cannot be offered at {where}: {e}") from e
+            raise ValueError(f"the weight channel cannot listen on {where}: {e}") from e
         if self._address is None:
             folder = Path(self._location)
             folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ class CollectiveChannel(WeightChannel):
             part.replace(folder / ADDRESS_FILE)
         return hub
 
-    # An engine's end
+    # Engine
 
     def fetch(self, policy_version: int) -> Named:
         """Return the tensors of a version; see :class:`WeightChannel`."""
@@ -127,7 +127,7 @@ class CollectiveChannel(WeightChannel):
         return self._tensors(policy_version, answer)
 
     def newest(self) -> int | None:
-        """Return the version published last; None when nobody publishes."""
+        """Return the version published last; None without a publisher."""
         try:
             answer = self._ask({"ask": "newest"}, wait=False)
         except LookupError:
@@ -136,7 +136,7 @@ class CollectiveChannel(WeightChannel):
         return newest
 
     def close(self) -> None:
-        """Free connections, groups and, at the trainer's end, what is held; may be called twice."""
+        """Close connections and groups, and release the trainer's versions; can be called twice."""
         self._closed = True
         hub, self._hub = self._hub, None
         self._hang_up()
@@ -146,11 +146,11 @@ class CollectiveChannel(WeightChannel):
         if self._address is None:
             folder = Path(self._location)
             (folder / ADDRESS_FILE).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # another's files
+            with contextlib.suppress(OSError):  # it contains files of others
                 folder.rmdir()
 
     def _tensors(self, policy_version: int, answer: Message) -> Named:
-        """Yield what the group brings; when it breaks, the rest over the own connection."""
+        """Yield tensors from the group; if it fails, the rest over the engine's own connection."""
         done = 0
         whole = False
         try:
@@ -165,7 +165,7 @@ class CollectiveChannel(WeightChannel):
                     yield from self._alone(policy_version, answer, done)
             whole = True
         finally:
-            if not whole:  # what is still under way belongs to nobody
+            if not whole:  # discard data that is still in transit
                 self._hang_up()
 
     def _from_group(self, answer: Message) -> Iterator[torch.Tensor]:
@@ -187,7 +187,7 @@ class CollectiveChannel(WeightChannel):
         return BroadcastGroup(self._store, place, self._backend, mine, self._timeout_s)
 
     def _alone(self, policy_version: int, begun: Message, done: int) -> Named:
-        """Yield what follows the first ``done`` blocks, of the same edition and no other."""
+        """Yield the blocks after the first ``done`` ones, of the same edition only."""
         while done < len(begun["blocks"]):
             asked = {"ask": "alone", "version": policy_version, "edition": begun["edition"]}
             answer = self._ask(asked | {"from": done})
@@ -198,7 +198,7 @@ class CollectiveChannel(WeightChannel):
                     with self._patience():
                         block = receive_block(self._connection, size)
                 except ConnectionError:
-                    break  # the trainer is gone; asking waits for it, and for the same edition
+                    break  # the trainer ended; the request waits for a new one with this edition
                 yield from self._views(begun["blocks"][done], block)
                 done += 1
 
@@ -211,17 +211,17 @@ class CollectiveChannel(WeightChannel):
     def _check_held(self, answer: Message, policy_version: int) -> None:
         if "held" in answer:
             raise LookupError(
-                f"no weights of policy version {policy_version} at {self._location}; the trainer "
-                f"holds {answer['held']}"
+                f"no weights of policy version {policy_version} at {self._location}; available: "
+                f"{answer['held']}"
             )
 
-    # The connection
+    # Connection
 
     def _ask(self, message: Message, *, wait: bool = True) -> Message:
-        """Ask the trainer's end; one that has died may be on its way back, and is waited for.
+        """Send a request to the trainer; wait if it has ended, because it can restart.
 
         Raises:
-            LookupError: When there is none.
+            LookupError: If there is no publisher.
         """
         began = time.monotonic()
         while True:
@@ -236,18 +236,18 @@ class CollectiveChannel(WeightChannel):
             except OSError as e:
                 self._hang_up()
                 if was_connected:
-                    continue  # it broke since the last time
+                    continue  # the connection was lost since the last request
                 if not wait or time.monotonic() - began > self._timeout_s:
-                    raise LookupError(f"nobody publishes at {self._location}: {e}") from e
+                    raise LookupError(f"no trainer publishes at {self._location}: {e}") from e
             time.sleep(_LOOK_EVERY_S)
 
     def _connected(self) -> socket.socket:
         if self._closed:
-            raise LookupError(f"this end of the weight channel at {self._location} is closed")
+            raise LookupError(f"the weight channel at {self._location} is closed on this side")
         if self._connection is None:
             there = self._there()
             with self._patience():
-                # An answer may come behind another engine's broadcast that runs into its limit.
+                # An answer can be delayed by another engine's broadcast until its timeout.
                 connection = socket.create_connection(
                     (there["host"], there["port"]), timeout=2 * self._timeout_s
                 )
@@ -257,7 +257,9 @@ class CollectiveChannel(WeightChannel):
                 answer = receive(connection)
             if "error" in answer:
                 self._hang_up()
-                raise ValueError(f"{self._location}: the trainer refuses: {answer['error']}")
+                raise ValueError(
+                    f"{self._location}: the trainer rejected the connection: {answer['error']}"
+                )
         return self._connection
 
     def _there(self) -> Message:
@@ -268,20 +270,20 @@ class CollectiveChannel(WeightChannel):
             there: Message = json.loads(file.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             raise LookupError(
-                f"nobody publishes at {self._location}: there is no {ADDRESS_FILE} there"
+                f"no trainer publishes at {self._location}: the folder has no {ADDRESS_FILE}"
             ) from None
         return there
 
     @contextlib.contextmanager
     def _patience(self) -> Iterator[None]:
-        """Say who did not answer."""
+        """Raise a TimeoutError with the address if the trainer does not answer."""
         try:
             yield
         except TimeoutError:
             self._hang_up()
             raise TimeoutError(
-                f"the trainer's end of the weight channel at {self._location} did not answer "
-                f"within {2 * self._timeout_s:g} s (twice weights.timeout_s)"
+                f"the trainer at {self._location} did not answer within {2 * self._timeout_s:g} "
+                "s (twice weights.timeout_s)"
             ) from None
 
     def _leave_group(self) -> None:
@@ -306,5 +308,5 @@ def _address(location: str) -> Message:
     except ValueError:
         port = None
     if parts.scheme != "tcp" or not (parts.hostname and port and parts.username):
-        raise ValueError(f"{location!r} is no address; tcp://TOKEN@HOST:PORT is one")
+        raise ValueError(f"{location!r} is not a valid address; use tcp://TOKEN@HOST:PORT")
     return {"host": parts.hostname, "port": port, "token": parts.username}

@@ -15,9 +15,9 @@ class _ChannelConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     keep: PositiveInt = 2
-    """How many of the newest policy versions can be fetched."""
+    """Number of newest policy versions that can be fetched."""
     bucket_bytes: Bytes = BUCKET_BYTES
-    """About how much is copied, written or sent at once."""
+    """Approximate number of bytes that are copied, written or sent in one operation."""
 
 
 class SharedMemoryConfig(_ChannelConfig):
@@ -32,13 +32,15 @@ class CollectiveConfig(_ChannelConfig):
     """Options of ``rollart/Collective-v1``."""
 
     backend: Literal["gloo", "nccl"] = "gloo"
-    """What carries the broadcast; ``nccl`` needs a CUDA device for every end."""
+    """Backend of the broadcast. ``nccl`` requires a CUDA device for the trainer and every
+    engine."""
     host: str = "127.0.0.1"
-    """The trainer's address as engines see it; those on other machines need another than this."""
+    """Address of the trainer from the engines' point of view. Engines on other machines require
+    another address than the default."""
     timeout_s: Seconds = 60.0
-    """The longest wait for any one answer of another end."""
+    """Maximum time for one answer of another rank."""
     gather_s: Seconds = 0.2
-    """How long a broadcast waits for engines that have not asked yet."""
+    """How long a broadcast waits for engines that have not requested the version yet."""
 
 
 class DeltaConfig(BaseModel):
@@ -47,14 +49,14 @@ class DeltaConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     over: str | dict[str, Any] = "shared-memory"
-    """What carries the changes: another weight channel's id, or its id and options."""
+    """Weight channel that transports the changes: its id, or its id and options."""
     keep: PositiveInt = 2
-    """How many of the newest policy versions can be fetched."""
+    """Number of newest policy versions that can be fetched."""
     full_every: PositiveInt = 20
-    """Every how many versions one is whole; 1: all of them."""
+    """Interval, in versions, at which the full weights are published. 1: always."""
     compress: Literal["auto", "always", "never"] = "auto"
-    """Deflate what gets a tenth smaller by it; ``auto``: only where few elements have changed,
-    ``always``: for slow networks."""
+    """Whether tensors are compressed (deflate) that become at least a tenth smaller. ``auto``: only
+    if few elements have changed. ``always``: for slow networks."""
 
     @model_validator(mode="after")
     def _carrier_exists(self) -> Self:
@@ -64,14 +66,14 @@ class DeltaConfig(BaseModel):
         options = {"id": self.over} if isinstance(self.over, str) else dict(self.over)
         channel_id = options.pop("id", None)
         if not isinstance(channel_id, str):
-            raise ValueError("over needs an id, such as shared-memory")
+            raise ValueError("over requires an id, such as shared-memory")
         if "keep" in options:
-            raise ValueError("over.keep has no effect: keep and full_every say what is kept")
+            raise ValueError("over.keep has no effect; use keep and full_every instead")
         try:
             spec = registry.find("weight_channels", channel_id).spec
             registry.checked_options("weight_channels", channel_id, options)
         except UserError as e:
             raise ValueError(f"over: {e}") from e
         if getattr(spec, "id", "") == "rollart/Delta-v1":
-            raise ValueError("over names the delta channel itself; give what is to carry it")
+            raise ValueError("over is the delta channel itself; set it to another weight channel")
         return self

@@ -1,14 +1,14 @@
-"""Weights as what has changed since the version before, over another channel.
+"""Weights as the changes since the previous version, over another channel.
 
-    publish:  tensor by tensor, new against the copy of the last version -> changes + checksum
-    fetch:    the base this end holds + changes -> tensor, checked
-              no base, or another one: from the last full version on, through all that followed
+    publish:  compare each tensor with the copy of the last version -> changes + checksum
+    fetch:    the local base + changes -> tensor, verified
+              no base, or another one: all versions since the last full one
 
-Takes: tensors in the dtype they are published in. Gives: the same, bit for bit. Never: hands on a
-tensor whose checksum fails.
+Takes: tensors in their published dtype. Gives: bitwise equal tensors. Never: returns a tensor whose
+checksum does not match.
 
-Every tensor travels as bytes of :mod:`rollart_plugins.weights.delta`; the first of a version, under
-a name no parameter has, says what the version builds on.
+Every tensor is sent as bytes of :mod:`rollart_plugins.weights.delta`. The first tensor of a version
+has a name that no parameter has; it contains the versions on which this one is based.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ Compress = Literal["auto", "always", "never"]
 _GO_ON = 255
 _WIDE = -128
 _PAYS = 0.9
-"""Deflated bytes are kept when they are at most this share."""
+"""Compressed bytes are used if they are at most this share."""
 _SAMPLE_BYTES = 1 << 16
 _WORTH_IT = 16
-"""``auto`` deflates changes of at most this part of the tensor: of more, it costs more seconds than
-a network that carries weights at all would take for them."""
+"""``auto`` compresses changes of at most this fraction of a tensor. For more changes, the
+compression takes longer than the transfer."""
 
 
 class ChecksumMismatch(ValueError):
-    """The result is not the tensor that was written: another base, or damage."""
+    """The result is not the original tensor: the base is another one, or the data is corrupt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """What is written, and how."""
+    """The metadata of a tensor, and how to compress it."""
 
     dtype: str
     shape: list[int]
@@ -64,12 +64,12 @@ class Coding:
 
 
 def encode(new: Bytes, old: Bytes | None, coding: Coding) -> bytes:
-    """Write ``new``.
+    """Encode ``new``.
 
     Args:
         new: ``[n]``; the raw bytes of the tensor.
-        old: ``[n]``; what the reader has. None: it has nothing.
-        coding: How.
+        old: ``[n]``; the bytes that the reader has. None: it has none.
+        coding: The metadata and compression.
     """
     pieces: dict[str, Bytes] = {"whole": new}
     if old is not None:
@@ -80,7 +80,7 @@ def encode(new: Bytes, old: Bytes | None, coding: Coding) -> bytes:
     head: dict[str, Any] = {"dtype": coding.dtype, "shape": coding.shape}
     head |= {"crc32": zlib.crc32(new.data), "pieces": {}}
     changed_bytes = sum(p.nbytes for p in pieces.values())
-    deflate = "whole" not in pieces and (  # which gets little smaller for much time
+    deflate = "whole" not in pieces and (  # their compression gains little
         coding.compress == "always"
         or (coding.compress == "auto" and changed_bytes <= new.nbytes // _WORTH_IT)
     )
@@ -94,15 +94,15 @@ def encode(new: Bytes, old: Bytes | None, coding: Coding) -> bytes:
 
 
 def decode(block: Bytes, base: Bytes | None, target: Bytes) -> None:
-    """Read a tensor.
+    """Decode a tensor.
 
     Args:
-        block: What :func:`encode` gave.
-        base: ``[n]``; what the reader has; may be ``target`` itself.
-        target: ``[n]``; becomes the new tensor.
+        block: The result of :func:`encode`.
+        base: ``[n]``; the bytes that the reader has; can be ``target`` itself.
+        target: ``[n]``; receives the new tensor.
 
     Raises:
-        ChecksumMismatch: When it does not come out as it was written.
+        ChecksumMismatch: If the result is not the original tensor.
     """
     try:
         head, pieces = _pieces(block)
@@ -110,7 +110,7 @@ def decode(block: Bytes, base: Bytes | None, target: Bytes) -> None:
         if "whole" in pieces:
             target[:] = pieces["whole"]
         elif base is None:
-            raise ChecksumMismatch("it holds changes only")
+            raise ChecksumMismatch("it contains changes only")
         else:
             if target is not base:
                 target[:] = base
@@ -118,22 +118,22 @@ def decode(block: Bytes, base: Bytes | None, target: Bytes) -> None:
     except ChecksumMismatch:
         raise
     except (ValueError, KeyError, IndexError, TypeError, zlib.error) as e:
-        raise ChecksumMismatch(f"it cannot be read ({type(e).__name__}: {e})") from e
+        raise ChecksumMismatch(f"it is not readable ({type(e).__name__}: {e})") from e
     if zlib.crc32(target.data) != wanted:
-        raise ChecksumMismatch("it does not have its checksum")
+        raise ChecksumMismatch("it does not match its checksum")
 
 
 def coding_of(block: Bytes) -> Coding:
-    """Return what :func:`encode` was told of a tensor.
+    """Return the coding with which a tensor was encoded.
 
     Raises:
-        ChecksumMismatch: When it cannot be read.
+        ChecksumMismatch: If the data is not readable.
     """
     try:
         head = _head(block)[0]
         return Coding(str(head["dtype"]), [int(n) for n in head["shape"]])
     except (ValueError, KeyError, TypeError) as e:
-        raise ChecksumMismatch(f"it cannot be read ({type(e).__name__}: {e})") from e
+        raise ChecksumMismatch(f"it is not readable ({type(e).__name__}: {e})") from e
 
 
 def _kind(num_bytes: int, shape: list[int]) -> type[np.signedinteger[Any]]:
@@ -145,7 +145,7 @@ def _changes(new: Ints, old: Ints) -> dict[str, Bytes]:
     changed = new != old
     if int(np.count_nonzero(changed)) > len(new) // 8:
         positions = {"bits": np.packbits(changed)}
-        steps = (new - old)[changed]  # wraps round, as adding it again does
+        steps = (new - old)[changed]  # wraps around, as the addition does
     else:
         where = np.flatnonzero(changed)
         positions = {"gaps": _gap_bytes(np.diff(where, prepend=-1) - 1)}
@@ -175,7 +175,7 @@ def _change(values: Ints, pieces: dict[str, Bytes]) -> None:
 
 
 def _gap_bytes(gaps: npt.NDArray[np.int64]) -> Bytes:
-    """Write each gap as as many 255 as it holds, and the rest."""
+    """Encode each gap as the quotient by 255 in bytes of 255, then the remainder."""
     more = gaps // _GO_ON
     if not more.any():
         return gaps.astype(np.uint8)
@@ -191,7 +191,7 @@ def _gap_positions(gaps: Bytes) -> npt.NDArray[np.int64]:
 
 
 def _deflated(piece: Bytes) -> bytes | None:
-    """Return it deflated, if that pays; a sample decides whether to try."""
+    """Return the compressed piece if it is small enough; a sample decides whether to try."""
     if piece.nbytes > 2 * _SAMPLE_BYTES:
         middle = piece[piece.nbytes // 2 :][:_SAMPLE_BYTES]
         if len(zlib.compress(middle.data, 1)) > _PAYS * _SAMPLE_BYTES:
@@ -207,7 +207,7 @@ def _pieces(block: Bytes) -> tuple[dict[str, Any], dict[str, Bytes]]:
         size = plain if deflated is None else deflated
         body = block[start : start + size]
         if len(body) != size:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         if deflated is not None:
             body = np.frombuffer(zlib.decompress(body.data), np.uint8)
         pieces[name] = body
@@ -216,7 +216,7 @@ def _pieces(block: Bytes) -> tuple[dict[str, Any], dict[str, Bytes]]:
 
 
 def _head(block: Bytes) -> tuple[dict[str, Any], int]:
-    """Return the head and where it ends."""
+    """Return the header and the offset of its end."""
     length = int.from_bytes(block[:4].tobytes(), "little")
     head: dict[str, Any] = json.loads(block[4 : 4 + length].tobytes())
     return head, 4 + length
@@ -227,15 +227,15 @@ Named = Iterator[tuple[str, torch.Tensor]]
 
 
 class DeltaChannel(WeightChannel):
-    """Changed elements only, checksummed, over another channel.
+    """A channel for changed elements only, with checksums, over another channel.
 
     Args:
-        location: Of the channel beneath.
-        over: Its id, or a mapping of id and options.
-        keep: How many of the newest versions can be fetched.
-        full_every: Every how many versions one is whole.
-        compress: ``auto`` deflates what gets a tenth smaller, where few elements have changed;
-            ``always`` also where many have; ``never`` nothing.
+        location: Location of the underlying channel.
+        over: Id of the underlying channel, or a mapping of id and options.
+        keep: Number of newest versions that can be fetched.
+        full_every: Interval, in versions, at which the full weights are published.
+        compress: ``auto`` compresses tensors that become at least a tenth smaller, if few elements
+            have changed; ``always`` also if many have; ``never`` compresses nothing.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class DeltaChannel(WeightChannel):
         if keep < 1 or full_every < 1:
             raise ValueError(f"keep ({keep}) and full_every ({full_every}) must be at least 1")
         options: dict[str, Any] = {"id": over} if isinstance(over, str) else dict(over)
-        # The chain of the oldest version that is kept has to be there as well.
+        # All versions since the last full one must be available for the oldest version.
         options["keep"] = keep + full_every - 1
         channel_id = str(options.pop("id"))
         self._beneath: WeightChannel = registry.build(
@@ -260,15 +260,15 @@ class DeltaChannel(WeightChannel):
         self._num_bytes = 0
         self._base: dict[str, torch.Tensor] = {}
         self._chain: list[int] = []
-        """Of the version in ``_base``; empty: nothing there can be built on."""
+        """The versions that ``_base`` contains; empty: ``_base`` is not usable."""
 
     def publish(self, policy_version: int, tensors: Tensors) -> Publication:
-        """Publish what has changed; see :class:`WeightChannel`."""
+        """Publish the changes; see :class:`WeightChannel`."""
         began = time.perf_counter()
         chain = [*self._chain, policy_version]
         if len(chain) > self._full_every or chain != sorted(set(chain)):
             chain = [policy_version]
-        is_full, self._chain = len(chain) == 1, []  # empty until all has gone well
+        is_full, self._chain = len(chain) == 1, []  # empty until it has succeeded
         if is_full:
             self._base = {}
         self._num_bytes = 0
@@ -287,12 +287,12 @@ class DeltaChannel(WeightChannel):
         return self._beneath.newest()
 
     def close(self) -> None:
-        """Close the channel beneath and forget the base."""
+        """Close the underlying channel and release the base."""
         self._beneath.close()
         self._base, self._chain = {}, []
 
     def _written(self, chain: list[int], tensors: Tensors) -> Named:
-        """Yield what travels, and keep a copy of each tensor for the next time."""
+        """Yield the encoded tensors, and keep a copy of each for the next version."""
         yield HEAD, torch.frombuffer(bytearray(json.dumps(chain).encode()), dtype=torch.uint8)
         seen: dict[str, torch.Tensor] = {}
         for name, tensor in tensors:
@@ -308,8 +308,8 @@ class DeltaChannel(WeightChannel):
         self._base = seen
 
     def _tensors(self, policy_version: int, opened: _Opened) -> Named:
-        """Yield a version: from the base if it is the right one, else from the last full one."""
-        mine, self._chain = self._chain, []  # empty until all has come
+        """Yield a version, from the base if it is a match, else from the last full version."""
+        mine, self._chain = self._chain, []  # empty until all is received
         num_yielded, error = 0, ChecksumMismatch()
         for missing in _ways(mine, opened.chain):
             try:
@@ -329,7 +329,7 @@ class DeltaChannel(WeightChannel):
         raise ValueError(f"the weights of version {policy_version} are damaged: {error}")
 
     def _applied(self, opened: _Opened) -> Named:
-        """Bring the base to a version, tensor by tensor; a full one needs none."""
+        """Update the base to a version, tensor by tensor; a full version needs no base."""
         seen: dict[str, torch.Tensor] = {}
         for name, block in opened.blocks():
             self.moved_bytes = self._beneath.moved_bytes
@@ -348,15 +348,15 @@ class DeltaChannel(WeightChannel):
 
 @dataclass(slots=True)
 class _Opened:
-    """A version of the channel beneath, with its head read."""
+    """A version of the underlying channel, after its header was read."""
 
     chain: list[int]
-    """From the last full version to this one; one alone is full."""
+    """The versions from the last full one to this one. A single one is full."""
     entries: Named
     is_fresh: bool = True
 
     def blocks(self) -> Named:
-        """Return what follows the head; once."""
+        """Return the tensors after the header; can be used once."""
         self.is_fresh = False
         return self.entries
 
@@ -373,7 +373,7 @@ def _opened(beneath: WeightChannel, policy_version: int) -> _Opened:
 
 
 def _ways(mine: list[int], chain: list[int]) -> Iterator[list[int]]:
-    """Yield which versions to apply, in order: those that are missing; all since the full one."""
+    """Yield the versions to apply, in order: the missing ones, then all since the full one."""
     if mine and len(mine) < len(chain) and chain[: len(mine)] == mine:
         yield chain[len(mine) :]
     yield chain
@@ -387,6 +387,6 @@ def _like(known: torch.Tensor | None, coding: Coding) -> torch.Tensor:
 
 
 def _array(tensor: torch.Tensor) -> Bytes:
-    """Return the raw bytes ``[n]``; no copy."""
+    """Return the raw bytes ``[n]``, without a copy."""
     array: Bytes = raw(tensor).numpy()
     return array

@@ -1,7 +1,7 @@
-"""Weights through safetensors files, in a folder that trainer and engines can both read.
+"""Weights in safetensors files, in a folder that trainer and engines can both read.
 
-A version is ``v<N>.json``, which names its files in order with a checksum a tensor, and those
-files, each of one bucket: ``v<N>-<random>-<k>.safetensors``. The JSON file comes last.
+A version is ``v<N>.json``, which lists its files in order with a checksum for each tensor, and
+these files, with one bucket each: ``v<N>-<random>-<k>.safetensors``. The JSON file is written last.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DiskChannel(FolderChannel):
                 files.append({"file": name, "crc32": {n: checksum(t) for n, t in bucket}})
                 num_bytes += sum(t.nbytes for _, t in bucket)
             path.write_text(json.dumps(files), encoding="utf-8")
-            _sync(path)  # whole on the disk before it gets its name
+            _sync(path)  # complete on disk before it gets its name
         except BaseException:
             for file in written:
                 file.unlink(missing_ok=True)
@@ -53,7 +53,7 @@ class DiskChannel(FolderChannel):
     def _read(self, path: Path) -> Tensors:
         files = _index(path)
         opened = []
-        for row in files:  # all of them now: what is open outlives its removal
+        for row in files:  # open all files now: open files stay readable after their removal
             file = path.parent / row["file"]
             if not file.exists():
                 raise FileNotFoundError(file)
@@ -98,7 +98,7 @@ def _tensors(
         for name, wanted in sums.items():
             tensor = handle.get_tensor(name)
             if checksum(tensor) != wanted:
-                raise ValueError(f"{file} is damaged: {name!r} does not have its checksum")
+                raise ValueError(f"{file} is damaged: {name!r} does not match its checksum")
             yield name, tensor
 
 

@@ -1,8 +1,8 @@
-"""What every weight channel that is a folder shares: versions are files, and a rename publishes.
+"""Common code of the folder-based weight channels: versions are files, and a rename publishes.
 
-Takes: a folder both ends can reach. Gives: publish, fetch and clean-up over one file a version
-(which may name others). Never: lets a reader see half a version (a file gets its name when it is
-whole), or leaves files behind when the publisher's end is closed.
+Takes: a folder that both sides can access. Gives: publish, fetch and clean-up with one file for
+each version (which can list others). Never: exposes an incomplete version to readers (a file gets
+its name when it is complete), or leaves files behind when the publisher closes.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from rollart_plugins.weights.tensors import Tensors
 
 
 class FolderChannel(WeightChannel):
-    """A weight channel of which every version is one file in ``location``.
+    """A weight channel with one file per version in ``location``.
 
     Args:
-        location: The folder; made by the first ``publish``.
-        keep: How many of the newest versions can be fetched.
-        bucket_bytes: About how much is held in memory at once while publishing.
+        location: The folder; the first ``publish`` creates it.
+        keep: Number of newest versions that can be fetched.
+        bucket_bytes: Approximate number of bytes in memory while publishing.
 
     Raises:
-        ValueError: When ``keep`` or ``bucket_bytes`` is below 1.
+        ValueError: If ``keep`` or ``bucket_bytes`` is less than 1.
     """
 
     suffix: ClassVar[str]
 
     def __init__(self, location: str, keep: int = 2, bucket_bytes: int = BUCKET_BYTES) -> None:
         if keep < 1:
-            raise ValueError(f"keep must be at least 1, not {keep}")
+            raise ValueError(f"keep must be at least 1, but is {keep}")
         if bucket_bytes < 1:
-            raise ValueError(f"bucket_bytes must be at least 1, not {bucket_bytes}")
+            raise ValueError(f"bucket_bytes must be at least 1, but is {bucket_bytes}")
         self._folder = Path(location)
         self._keep = keep
         self._bucket_bytes = bucket_bytes
@@ -48,7 +48,7 @@ class FolderChannel(WeightChannel):
         self._last: int | None = None
 
     def publish(self, policy_version: int, tensors: Tensors) -> Publication:
-        """Make a version fetchable; see :class:`WeightChannel`."""
+        """Publish a version; see :class:`WeightChannel`."""
         began = time.perf_counter()
         if not self._publishes:
             self._begin()
@@ -83,17 +83,17 @@ class FolderChannel(WeightChannel):
         return held[-1] if held else None
 
     def close(self) -> None:
-        """Remove everything, where this end published; the reader's end holds nothing."""
+        """Remove all files if this side published; a reader has none."""
         if self._publishes:
             self._publishes = False
             self.remove(str(self._folder))
 
     @classmethod
     def remove(cls, location: str) -> None:
-        """Remove all that a channel keeps there, such as after its publisher was killed."""
+        """Remove all files of a channel, for example after its publisher was killed."""
         folder = Path(location)
         _unlink(p for pattern in cls._patterns() for p in folder.glob(pattern))
-        with contextlib.suppress(OSError):  # not empty (another's files), or not there
+        with contextlib.suppress(OSError):  # not empty (other files), or it does not exist
             folder.rmdir()
 
     @classmethod
@@ -102,14 +102,14 @@ class FolderChannel(WeightChannel):
 
     @abstractmethod
     def _write(self, policy_version: int, path: Path, tensors: Tensors) -> int:
-        """Write a whole version and return its bytes."""
+        """Write a complete version and return its number of bytes."""
 
     @abstractmethod
     def _read(self, path: Path) -> Tensors:
-        """Open a version at once (raises FileNotFoundError) and return its tensors in order."""
+        """Open a version immediately (raises FileNotFoundError) and return its tensors in order."""
 
     def _companions(self, policy_version: int) -> list[Path]:
-        """Return the files of a version besides the one of its name."""
+        """Return the files of a version other than the main file."""
         return []
 
     def _counted(self, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
@@ -120,8 +120,11 @@ class FolderChannel(WeightChannel):
     def _lacks(self, policy_version: int) -> str:
         lacks = f"no weights of policy version {policy_version} in {self._folder}"
         if not self._folder.is_dir():
-            return f"{lacks}: there is no such folder (nobody has published there, or it is closed)"
-        return f"{lacks}; it holds {self.versions()}"
+            return (
+                f"{lacks}: the folder does not exist (no trainer has published there, or the "
+                "channel is closed)"
+            )
+        return f"{lacks}; available: {self.versions()}"
 
     def _begin(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +132,7 @@ class FolderChannel(WeightChannel):
         self._publishes = True
 
     def _leftovers(self) -> list[Path]:
-        """Return what a publisher that was killed has left half done."""
+        """Return incomplete files of a killed publisher."""
         return list(self._folder.glob(".*.part"))
 
     def _path(self, policy_version: int) -> Path:

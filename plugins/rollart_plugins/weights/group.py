@@ -1,9 +1,9 @@
-"""A process group of its own for one set of ends: the trainer's and some engines'.
+"""A separate process group for one set of members: the trainer and some engines.
 
-Takes: a store, who is in it, a timeout. Gives: broadcasts from rank 0. Never: touches the default
-process group (the trainer's ranks have theirs), or waits longer than the timeout.
+Takes: a store, the members, a timeout. Gives: broadcasts from rank 0. Never: uses the default
+process group (the trainer's ranks have their own), or waits longer than the timeout.
 
-A group is never mended: when anything fails in it, it is given up, and the next set gets a new one.
+A group is never repaired. After any failure it is aborted, and the next set gets a new group.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 import torch
 import torch.distributed
 
-dist: Any = torch.distributed  # what it exports is not typed
+dist: Any = torch.distributed  # its exports are not typed
 
 _ON_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-"""Read once by each group of NCCL's; 2: abort its communicators, and end nothing else."""
+"""Each NCCL group reads it once. 2: abort the communicators only, not the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Which group, and this end's place in it."""
+    """The name and size of a group, and the rank of this member."""
 
     name: str
-    """No two groups of one store have the same."""
+    """Unique within a store."""
     rank: int
     size: int
 
@@ -39,14 +39,14 @@ class BroadcastGroup:
     """One process group.
 
     Args:
-        store: Where its members find one another; see :func:`open_store`.
-        member: This end's place.
+        store: Store in which its members find each other; see :func:`open_store`.
+        member: The membership of this process.
         backend: ``gloo`` or ``nccl``.
-        host: This end's address as the others see it.
-        timeout_s: Of joining, and of each broadcast.
+        host: Address of this process from the other members' point of view.
+        timeout_s: Maximum time to join, and for each broadcast.
 
     Raises:
-        RuntimeError: When not all join in time.
+        RuntimeError: If not all members join in time.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class BroadcastGroup:
         """Send (rank 0) or receive raw bytes ``[n]``.
 
         Raises:
-            RuntimeError: When a member is gone or too slow.
+            RuntimeError: If a member has ended or is too slow.
         """
         group = self._group
         if group is None:
-            raise RuntimeError("the group was given up")
+            raise RuntimeError("the process group was aborted")
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = self._limit
@@ -76,19 +76,19 @@ class BroadcastGroup:
             torch.cuda.current_stream().synchronize()
 
     def abandon(self) -> None:
-        """Give it up, whatever it is doing; the others see its connections close."""
+        """Abort the group, even during a broadcast; the other members see closed connections."""
         group, self._group = self._group, None
         with contextlib.suppress(RuntimeError, AttributeError):
             group.abort()
 
 
 def open_store(host: str, port: int | None, timeout_s: float) -> tuple[Any, int]:
-    """Return where groups find their members, and its port.
+    """Return the store in which members find each other, and its port.
 
     Args:
-        host: Of the trainer's end.
-        port: What to connect to; None: serve it, at ``host`` only.
-        timeout_s: The longest wait.
+        host: Address of the trainer.
+        port: Port to connect to. None: serve the store, on ``host`` only.
+        timeout_s: Maximum time to wait.
     """
     limit = timedelta(seconds=timeout_s)
     if port is not None:
@@ -102,7 +102,7 @@ def open_store(host: str, port: int | None, timeout_s: float) -> tuple[Any, int]
         is_master=True,
         wait_for_workers=False,
         timeout=limit,
-        master_listen_fd=listener.detach(),  # by itself it would listen to every network
+        master_listen_fd=listener.detach(),  # otherwise it would listen on all interfaces
     )
     return store, free
 
@@ -118,7 +118,7 @@ def _gloo(store: Any, member: Membership, host: str, limit: timedelta) -> Any:
 def _nccl(store: Any, member: Membership, host: str, limit: timedelta) -> Any:
     kind = getattr(dist, "ProcessGroupNCCL", None)
     if kind is None or not torch.cuda.is_available():
-        raise RuntimeError("backend nccl needs CUDA on every end; backend: gloo does not")
+        raise RuntimeError("backend nccl requires CUDA on every member; backend: gloo does not")
     options = kind.Options()
     options._timeout = limit
     with _only_aborts():
@@ -127,9 +127,10 @@ def _nccl(store: Any, member: Membership, host: str, limit: timedelta) -> Any:
 
 @contextlib.contextmanager
 def _only_aborts() -> Iterator[None]:
-    """Let a group that is made meanwhile end only itself when a member is gone.
+    """Configure groups that are made in this block to abort only themselves if a member ends.
 
-    By default NCCL's watchdog then ends the process: here, a trainer that can do without an engine.
+    By default, NCCL's watchdog then ends the process, which is a trainer that can continue without
+    the engine.
     """
     before = os.environ.get(_ON_ERROR)
     os.environ[_ON_ERROR] = "2"

@@ -1,11 +1,11 @@
-"""Weights through memory that the processes of one machine share.
+"""Weights in memory that the processes of one machine share.
 
-A version is one file in a folder under ``/dev/shm`` (or any folder, such as a temporary one on
-macOS): the raw tensors as they come, then a JSON index. Readers map the file, so nothing is copied;
-a mapping stays good after the file has been pruned. The layout::
+A version is one file in a folder under ``/dev/shm`` (or any other folder, such as a temporary one
+on macOS): the raw tensors, then a JSON index. Readers map the file, so nothing is copied. A mapping
+stays valid after the file is removed. The layout::
 
-    8 bytes   a mark, written last: without it the file is not whole
-    8 bytes   where the index begins, little-endian; it goes on to the end of the file
+    8 bytes   a mark, written last: without it, the file is incomplete
+    8 bytes   offset of the index, little-endian; the index extends to the end of the file
     tensors   each at a multiple of 64 bytes
     index     JSON: [[name, dtype, shape, offset], ...]; offsets count from the start of the file
 """
@@ -34,7 +34,7 @@ _MARK = b"RAWEIGHT"
 
 
 class SharedMemoryChannel(FolderChannel):
-    """Memory shared by the processes of one machine."""
+    """Weights in memory that the processes of one machine share."""
 
     suffix = ".shm"
 
@@ -59,14 +59,14 @@ class SharedMemoryChannel(FolderChannel):
         with path.open("rb") as file:
             head = file.read(16)
             if head[:8] != _MARK:
-                raise ValueError(f"{path} is damaged: it is not a whole file of weights")
-            # A private copy-on-write mapping: torch wants writable memory, and no write of a
-            # reader ever reaches another.
+                raise ValueError(f"{path} is damaged: it is not a complete weight file")
+            # A private copy-on-write mapping: torch requires writable memory, and writes of a
+            # reader must not be visible to others.
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         try:
             rows: list[Row] = json.loads(memory[int.from_bytes(head[8:], "little") :])
         except ValueError as e:
-            raise ValueError(f"{path} is damaged: its index cannot be read") from e
+            raise ValueError(f"{path} is damaged: its index is not readable") from e
         return _tensors(memory, rows)
 
 

@@ -1,6 +1,7 @@
-"""What the channels do alike with tensors: raw bytes, names of dtypes, buckets on the host.
+"""Common tensor operations of the channels: raw bytes, names of dtypes, buckets on the host.
 
-Takes: tensors, one by one. Gives: views and bounded lists of them. Never: holds more than a bucket.
+Takes: tensors, one by one. Gives: views and bounded lists of them. Never: holds more than one
+bucket.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ ALIGN = 64
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes ``[nbytes]`` of a contiguous tensor; no copy."""
+    """Return the bytes ``[nbytes]`` of a contiguous tensor, without a copy."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return such as ``bfloat16``."""
+    """Return the name of a dtype, such as ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype of a name.
+    """Return the dtype with a name.
 
     Raises:
-        ValueError: When torch has none.
+        ValueError: If torch has no such dtype.
     """
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
@@ -45,7 +46,7 @@ def aligned(offset: int) -> int:
 
 
 def view(block: torch.Tensor, row: Row) -> torch.Tensor:
-    """Return one tensor that lies in a block of bytes ``[n]``; no copy."""
+    """Return a tensor in a block of bytes ``[n]``, without a copy."""
     _, name, shape, offset = row
     dtype = dtype_of(name)
     num_bytes = prod(shape) * dtype.itemsize
@@ -55,7 +56,7 @@ def view(block: torch.Tensor, row: Row) -> torch.Tensor:
 
 
 def buckets(tensors: Tensors, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Yield contiguous tensors on the CPU, together at most ``bucket_bytes`` (one at the least)."""
+    """Yield lists of contiguous CPU tensors of at most ``bucket_bytes`` (at least one tensor)."""
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, tensor in tensors:
@@ -83,7 +84,7 @@ def pack(bucket: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Row], torch.T
 
 
 def _on_host(bucket: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    """Copy what lies on a device, all at once, and wait once."""
+    """Copy tensors from a device asynchronously, with one synchronization."""
     if not any(t.is_cuda for _, t in bucket):
         return [(name, t.to("cpu").contiguous()) for name, t in bucket]
     copies = []

@@ -1,7 +1,7 @@
-"""How the two ends of the collective channel talk beside the process group: JSON lines and blocks.
+"""The messages of the collective channel besides the process group: JSON and blocks of bytes.
 
-Takes: a connected socket. Gives: small messages, and blocks of raw bytes after them. Never:
-unpickles what it is sent, or waits longer than the socket's timeout.
+Takes: a connected socket. Gives: small messages, and blocks of raw bytes after them.
+Never: unpickles received data, or waits longer than the socket's timeout.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ def receive(connection: socket.socket) -> Message:
     """Receive one message.
 
     Raises:
-        ConnectionError: When the other end is gone, or talks otherwise.
-        TimeoutError: When it does not come in time.
+        ConnectionError: If the connection is closed, or the data has another format.
+        TimeoutError: If the message does not arrive in time.
     """
     size = int.from_bytes(_exactly(connection, bytearray(4)), "little")
     if size > _LONGEST:
-        raise ConnectionError("the other end is no weight channel")
+        raise ConnectionError("the peer is not a weight channel")
     try:
         message = json.loads(_exactly(connection, bytearray(size)))
     except ValueError as e:
-        raise ConnectionError("the other end is no weight channel") from e
+        raise ConnectionError("the peer is not a weight channel") from e
     if not isinstance(message, dict):
-        raise ConnectionError("the other end is no weight channel")
+        raise ConnectionError("the peer is not a weight channel")
     return message
 
 
 def send_block(connection: socket.socket, block: torch.Tensor) -> None:
-    """Send raw bytes ``[n]`` whose number the other end knows."""
+    """Send raw bytes ``[n]``; the receiver already has their number."""
     connection.sendall(block.numpy().data)
 
 
@@ -58,6 +58,6 @@ def _exactly(connection: socket.socket, into: Any) -> Any:
     while view.nbytes:
         got = connection.recv_into(view)
         if not got:
-            raise ConnectionError("the other end is gone")
+            raise ConnectionError("the peer closed the connection")
         view = view[got:]
     return into

@@ -1,1 +1,1 @@
-"""What runs inside a box: sent over its stdin as it starts, so that no image has to hold it."""
+"""Code that runs inside a sandbox: sent over its stdin at the start, so no image contains it."""

@@ -1,13 +1,13 @@
-"""The exec agent: the one program that runs inside every box, whatever its wall.
+"""The exec agent: the program that runs inside every sandbox of every type.
 
 Takes: frames on stdin. Gives: frames on stdout; a frame is two lengths (u32 header, u32 body, big
-endian), a JSON header and raw bytes. Calls run side by side, each with an ``id``; the tunnels of
+endian), a JSON header and raw bytes. Calls run concurrently, each with an ``id``; the tunnels of
 ``forward`` are streams (``s``). Never: needs more than Python 3.8 and the standard library, lets
 one call wait for another, outlives its stdin, or leaves a process behind.
 
-The host sends the files of this folder as the first bytes (see ``connection.bootstrap``), so no
-image has to hold them. In a process-id namespace it should be pid 1: then nothing inside can kill
-it.
+The host sends the files of this folder as the first bytes (see ``connection.bootstrap``), so images
+need not contain them. In a process-id namespace the agent should be pid 1: then nothing inside can
+kill it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rollart_sandboxes.inside.snapshots import Snapshots
 from rollart_sandboxes.inside.streams import Streams, Tunnel, socketpair
 from rollart_sandboxes.inside.tree import FOLDER, remove
 
-# A box starts in the time that these imports take: what few calls need is imported there.
+# These imports are part of a sandbox's start time: rarely used modules are imported on use.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import queue
@@ -55,7 +55,7 @@ PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 
 
 class Output:
-    """What one pipe gave: its first and its last bytes, within a cap."""
+    """Output of one pipe: its first and its last bytes, up to a limit."""
 
     def __init__(self, limit: int) -> None:
         self.head, self.tail = bytearray(), bytearray()
@@ -97,7 +97,7 @@ class Exec:
 
 
 class Agent:
-    """The loop that answers frames."""
+    """The event loop that answers frames."""
 
     def __init__(self, reads: int, writes: int) -> None:
         self.reads, self.writes = reads, writes
@@ -124,7 +124,7 @@ class Agent:
     # -- the loop
 
     def run(self) -> None:
-        """Answer until stdin ends or the time of the box is over."""
+        """Answer until stdin ends or the sandbox's lifetime is over."""
         self.wake_read, self.wake_write = os.pipe()
         for fd in (self.reads, self.writes, self.wake_read, self.wake_write):
             os.set_blocking(fd, False)
@@ -155,7 +155,7 @@ class Agent:
                 self.kill(run)
 
     def end(self) -> None:
-        """Kill whatever runs, and remove a folder of the agent's own."""
+        """Kill all commands, and remove the folder that the agent created, if any."""
         for run in list(self.execs.values()):
             self.kill(run)
         self.execs.clear()
@@ -227,7 +227,7 @@ class Agent:
             self.wake()
 
     def send_when_room(self, header: Dict[str, Any], body: bytes) -> None:
-        """Send from a thread, once the host has taken enough of what was sent before."""
+        """Send from a thread, once the host has read enough of the earlier frames."""
         with self.room:
             self.room.wait_for(lambda: self.out_bytes < BACKLOG)
         self.send(header, body)
@@ -299,15 +299,15 @@ class Agent:
         self.send({"id": header["id"], "python": sys.version.split()[0], **said})
 
     def inside(self, path: str) -> str:
-        """Return the absolute path; where the box has no root of its own, refuse one outside."""
+        """Return the absolute path; without a separate root, refuse paths outside the folder."""
         if "\0" in path:
-            raise OSError(errno.EINVAL, "a path holds a NUL", path)
+            raise OSError(errno.EINVAL, "a path contains a NUL", path)
         whole = os.path.join(self.root, path)
         if not self.confine:
             return whole
         real = os.path.realpath(whole)
         if real != self.root and not real.startswith(self.root + os.sep):
-            raise PermissionError(errno.EACCES, "outside the box", path)
+            raise PermissionError(errno.EACCES, "outside the sandbox's folder", path)
         return real
 
     def op_ping(self, header: Dict[str, Any], body: bytes) -> None:
@@ -316,10 +316,10 @@ class Agent:
     def op_exec(self, header: Dict[str, Any], body: bytes) -> None:
         cwd = self.inside(header.get("cwd") or "")
         if self.frozen:
-            raise OSError(errno.EBUSY, "the box is on its way back to a snapshot")
+            raise OSError(errno.EBUSY, "the sandbox is being restored to a snapshot")
         self.num_execs += 1
         if not os.path.isdir(cwd):
-            raise NotADirectoryError(errno.ENOTDIR, "no such folder to run in", cwd)
+            raise NotADirectoryError(errno.ENOTDIR, "the working folder does not exist", cwd)
         header["token"] = os.urandom(8).hex()
         env = {**self.env, **(header.get("env") or {}), MARK: header["token"]}
         stdin, stdout = (subprocess.PIPE if body else subprocess.DEVNULL), subprocess.PIPE
@@ -340,7 +340,7 @@ class Agent:
         except (OSError, ValueError) as e:
             if ours is not None:
                 ours.close()
-            if not isinstance(e, OSError):  # what no system call takes, such as a NUL
+            if not isinstance(e, OSError):  # an argument that no system call accepts, such as a NUL
                 raise OSError(errno.EINVAL, str(e)) from None
             if e.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE):
                 raise
@@ -399,7 +399,7 @@ class Agent:
         self.in_thread(header["id"], self.snapshots.rewind, header)
 
     def thaw(self) -> None:
-        """Let commands run again: the folders are as they were."""
+        """Allow commands again after the folders have been restored."""
         self.frozen = False
         self.later.append(self.streams.after_restore)
         self.wake()
@@ -426,7 +426,7 @@ class Agent:
         work: Callable[[Dict[str, Any]], Optional[Tuple[Dict[str, Any], bytes]]],
         header: Dict[str, Any],
     ) -> None:
-        """Do what takes its time; it may return what the answer holds besides its id."""
+        """Run slow work in a thread; it may return further fields and the body of the answer."""
 
         def run() -> None:
             try:
@@ -456,7 +456,7 @@ class Agent:
             self.drop(pipe)
 
     def drain(self, run: Exec, pipe: Any, times: int) -> None:
-        """Take what a pipe holds, at most ``times`` chunks: others want to be heard too."""
+        """Read from a pipe, at most ``times`` chunks, so that other pipes are read too."""
         for _ in range(0 if pipe.closed else times):
             try:
                 data = os.read(pipe.fileno(), CHUNK)
@@ -478,7 +478,7 @@ class Agent:
             pass
 
     def reap(self) -> None:
-        """Collect the dead; the group of a command that ended dies before its id can be reused."""
+        """Reap dead children; a command's group is killed before its process id can be reused."""
         swept = False
         while True:
             try:
@@ -515,7 +515,7 @@ class Agent:
             return
         cuts = [len(output.head) if output.cut else None for output in run.outputs.values()]
         *first, err = (output.bytes() for output in run.outputs.values())
-        out = first[0] if first else b""  # of a program with a stream, only stderr is collected
+        out = first[0] if first else b""  # for a program with a stream, only stderr is collected
         reply = {
             "id": run.call,
             "exit_code": 137 if run.timed_out else code,
@@ -527,7 +527,7 @@ class Agent:
         self.send(reply, out + err)
 
     def sweep(self) -> None:
-        """Kill what outlived its command: children that are no command and bear no live mark."""
+        """Kill processes that outlived their command: children without a live mark."""
         if self.pid == 1 and not self.execs:
             try:
                 os.kill(-1, signal.SIGKILL)
@@ -549,7 +549,7 @@ class Agent:
 
 
 def main() -> None:
-    """Keep stdin and stdout for the frames alone, and answer."""
+    """Reserve stdin and stdout for frames, and answer until the end."""
     reads, writes = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -559,6 +559,6 @@ def main() -> None:
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        # What runs in the box may neither trace the agent nor open its pipes.
+        # Code in the sandbox may neither trace the agent nor open its pipes.
         libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     Agent(reads, writes).run()

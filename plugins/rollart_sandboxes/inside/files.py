@@ -1,7 +1,7 @@
-"""Files of the box: sent to the host, and written for it.
+"""Files of the sandbox: sent to the host, and written for it.
 
-Takes: the calls ``read_file`` and ``write_file``. Gives: the bytes of a regular file; a file that
-is there whole or not at all. Never: reads a device or a pipe.
+Takes: the calls ``read_file`` and ``write_file``. Gives: the bytes of a regular file; an atomic
+write. Never: reads a device or a pipe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK = 1 << 18
 
 
 class Files:
-    """What moves files for the agent, in threads of its calls."""
+    """Transfers files for the agent, in the threads of its calls."""
 
     def __init__(self, agent: Any) -> None:
         self.agent = agent
@@ -33,7 +33,7 @@ class Files:
             while True:
                 data = b"" if size > most else os.read(fd, CHUNK)
                 num_read += len(data)
-                if max(size, num_read) > most:  # files of /proc say 0, and others grow
+                if max(size, num_read) > most:  # files of /proc have size 0, and others grow
                     raise OSError(errno.EFBIG, f"larger than {most} bytes", header["path"])
                 if not data:
                     return

@@ -1,6 +1,6 @@
-"""The processes of the box: whose they are, and their end.
+"""The processes of the sandbox: find their owners, and end them.
 
-Takes: process ids. Gives: answers from ``/proc``. Never: raises for a process that is gone.
+Takes: process ids. Gives: answers from ``/proc``. Never: raises for a process that has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def children() -> List[int]:
 
 
 def parents() -> Dict[int, int]:
-    """Return each process's parent."""
+    """Return the parent of each process."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -43,7 +43,7 @@ def parents() -> Dict[int, int]:
 
 
 def descendants(top: List[int]) -> Set[int]:
-    """Return these processes and all below them."""
+    """Return these processes and all their descendants."""
     below: Dict[int, List[int]] = collections.defaultdict(list)
     for pid, parent in parents().items():
         below[parent].append(pid)
@@ -58,7 +58,7 @@ def descendants(top: List[int]) -> Set[int]:
 
 
 def marked(pid: int, tokens: Set[bytes]) -> bool:
-    """Whether a process was started with the mark of one of these commands."""
+    """Return whether a process was started with the mark of one of these commands."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             entries = file.read(1 << 20).split(b"\0")
@@ -76,7 +76,7 @@ def signal_one(pid: int, number: int) -> None:
 
 
 def die_first(pid: int) -> None:
-    """Where memory runs out, a command dies before the agent does."""
+    """Let the kernel kill this command before the agent if memory runs out."""
     try:
         with open(f"/proc/{pid}/oom_score_adj", "w") as file:
             file.write("1000")
@@ -85,7 +85,7 @@ def die_first(pid: int) -> None:
 
 
 def lower(which: int, value: int) -> None:
-    """Lower a limit for this process and all it starts."""
+    """Lower a limit for this process and all its future children."""
     hard = resource.getrlimit(which)[1]
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)

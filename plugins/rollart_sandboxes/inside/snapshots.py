@@ -1,19 +1,19 @@
-"""Snapshots of the box: taken for the host, who keeps them, and brought back.
+"""Snapshots of the sandbox: created for the host, which stores them, and restored.
 
-Takes: the calls ``snapshot``, ``rewind`` and ``restore``. Gives: an archive, and notes of what was
-packed; then which parts of it are needed; then the folders as they were: what bears its note stays,
-all else is removed and unpacked again. Never: lets anything of the old episode run on, or run while
-the folders are on their way back; packs holes, sockets, or what somebody else keeps shut; follows a
-symlink.
+Takes: the calls ``snapshot``, ``rewind`` and ``restore``. Gives: an archive, and notes about each
+packed path; then the parts of the archive that are needed; then the restored folders: a path that
+matches its note stays, everything else is removed and unpacked again. Never: lets a process of the
+old episode continue, or run during the restore; packs holes, sockets, or folders that another user
+has closed; follows a symlink.
 
-An archive is records one after another: two lengths (u32 header, u64 body, big endian), a JSON
-header ``[path, kind, mode, mtime_ns, more]``, raw bytes. A path starts with the number of its
-folder. ``more`` is the target of a link, or the size of a file and where its bytes lie in it.
+An archive is a sequence of records: two lengths (u32 header, u64 body, big endian), a JSON header
+``[path, kind, mode, mtime_ns, more]``, raw bytes. A path starts with the number of its folder.
+``more`` is the target of a link, or the size of a file and the positions of its bytes.
 
-Where memory is the disk (tmpfs), the kernel does not ask to be told of the first write to a page
-of a shared mapping that was read before: the file has other bytes then, and its old change time.
-So its note holds a digest, which begins with a key, and neither leaves the agent: nobody in the box
-can look for another content of the same digest.
+On tmpfs the kernel is not notified of the first write to a page of a shared mapping that was read
+before: the file then has other bytes, and its old change time. Therefore its note holds a digest,
+which begins with a secret key. Neither leaves the agent, so code in the sandbox cannot search for
+another content with the same digest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ END_S = 10.0
 
 
 class Snapshots:
-    """What is noted of each snapshot, newest last."""
+    """The notes of each snapshot, newest last."""
 
     def __init__(self, agent: Any) -> None:
         self.agent = agent
@@ -49,7 +49,7 @@ class Snapshots:
         self.one_at_a_time = threading.Lock()
 
     def take(self, header: Dict[str, Any]) -> None:
-        """Send an archive of the folders; what a program may still write to is not noted."""
+        """Send an archive of the folders; if a program may still write, its notes are outdated."""
         with self.one_at_a_time:
             alone, begun = self.alone(), self.agent.num_execs
             packing = Packing(self.agent.roots)
@@ -65,7 +65,7 @@ class Snapshots:
                 del self.notes[oldest], self.num_notes[oldest]
 
     def alone(self) -> bool:
-        """Whether nothing else runs; what is dying gets a moment."""
+        """Return whether nothing else runs; dying processes get a moment to end."""
         for _ in range(50):
             if self.agent.execs:
                 return False
@@ -75,13 +75,13 @@ class Snapshots:
         return False
 
     def others(self) -> List[int]:
-        """Return the processes that are not the agent's own."""
+        """Return the processes other than the agent."""
         if self.agent.pid == 1:
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         return sorted(descendants(children()))
 
     def rewind(self, header: Dict[str, Any]) -> Optional[Tuple[Dict[str, Any], bytes]]:
-        """Kill everything, remove what differs, and say what is needed to bring the rest back."""
+        """Kill all processes, remove what differs, and return what the restore needs."""
         with self.one_at_a_time:
             self.end_others()
             known = self.notes.get(header["name"])
@@ -96,7 +96,7 @@ class Snapshots:
             return {"done": True}, b""
 
     def restore(self, header: Dict[str, Any]) -> None:
-        """Unpack what was asked for."""
+        """Unpack the requested parts of the archive."""
         with self.one_at_a_time:
             pieces, rest = self.agent.files.uploaded(header["id"]), memoryview(b"")
 
@@ -123,11 +123,11 @@ class Snapshots:
         self.agent.thaw()
 
     def end_others(self) -> None:
-        """Kill all that runs in the box besides the agent, and wait for its end."""
+        """Kill all processes in the sandbox except the agent, and wait for their end."""
         ends_at = time.monotonic() + END_S
         while self.agent.execs or self.others():
             if time.monotonic() > ends_at:
-                raise OSError(errno.EBUSY, "what runs in the box does not end")
+                raise OSError(errno.EBUSY, "processes in the sandbox do not end")
             for run in list(self.agent.execs.values()):
                 self.agent.kill(run)
             if self.agent.pid == 1:
@@ -140,32 +140,32 @@ class Snapshots:
 
 
 def distrust(notes: Dict[str, Note]) -> None:
-    """Let everything differ from what was noted."""
+    """Mark all notes as outdated, so that everything counts as changed."""
     for note in every(notes):
         note.ctime_ns = -1
 
 
 CHUNK = 1 << 18
 KEY = os.urandom(32)
-# An overlay tells what the file system of its upper folder does, which is a disk's.
+# An overlay behaves as the file system of its upper folder, which is on a disk.
 TELLING = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
 
 
 class Telling:
-    """Which file systems set the change time at whatever writes to a file."""
+    """The file systems that update the change time at every write to a file."""
 
     def __init__(self) -> None:
         self.devices: Dict[int, bool] = {}
 
     def of(self, handle: int, device: int) -> bool:
-        """Whether that of a file does; one that is not known does not."""
+        """Return whether a file's file system does; an unknown one counts as one that does not."""
         if device not in self.devices:
             self.devices[device] = kind(handle) in TELLING
         return self.devices[device]
 
 
 def kind(handle: int) -> str:
-    """Return the kind of a file's file system; empty where there is no telling."""
+    """Return the type of a file's file system; empty if it is unknown."""
     try:
         with open(f"/proc/self/fdinfo/{handle}") as file:
             mount = [line.split()[1] for line in file if line.startswith("mnt_id:")]
@@ -179,8 +179,8 @@ def kind(handle: int) -> str:
 
 
 def hasher(size: int, spans: List[Tuple[int, int]]) -> Any:
-    """Return what takes the bytes of the spans, in turn, and gives their digest."""
-    from hashlib import sha256  # of those with a key or none, the one that processors help with
+    """Return a hash object that takes the bytes of the spans in order."""
+    from hashlib import sha256  # processors have instructions for it
 
     return sha256(b"%s%d %s " % (KEY, size, repr(spans).encode()))
 
@@ -196,7 +196,7 @@ def digest(handle: int, found: os.stat_result) -> bytes:
 
 
 def data_spans(handle: int, found: os.stat_result) -> List[Tuple[int, int]]:
-    """Return where the bytes of a file lie that are not holes, as start and length."""
+    """Return the spans of a file that are not holes, as start and length."""
     size, at = found.st_size, 0
     spans: List[Tuple[int, int]] = []
     if found.st_blocks * 512 >= size:
@@ -214,7 +214,7 @@ def data_spans(handle: int, found: os.stat_result) -> List[Tuple[int, int]]:
 
 
 def span(handle: int, start: int, length: int) -> Iterator[bytes]:
-    """Yield so many bytes of a file, with zeros for what is no longer there."""
+    """Yield so many bytes of a file; bytes that no longer exist are zeros."""
     while length:
         data = os.pread(handle, min(CHUNK, length), start) or bytes(min(CHUNK, length))
         yield data
@@ -226,7 +226,7 @@ MOST_LEVELS = 1000
 
 
 class Packing:
-    """One archive in the making: iterate over it for its pieces; ``notes`` is then complete."""
+    """One archive during its creation: iterate for its pieces; then ``notes`` is complete."""
 
     def __init__(self, roots: List[str]) -> None:
         self.folders = Folders(roots)
@@ -277,7 +277,7 @@ class Packing:
     def one(
         self, fd: int, name: str, path: str, names: Dict[str, Note]
     ) -> Generator[bytes, None, bool]:
-        """Pack one path of a folder; return True for a folder that is to be gone into."""
+        """Pack one path of a folder; return True for a folder whose content must be packed."""
         try:
             found = os.stat(name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -338,7 +338,7 @@ class Packing:
 
 
 def records(read: Callable[[int], bytes]) -> Iterator[Tuple[Any, Iterator[bytes]]]:
-    """Yield the header of each record and its body; a body that is left is skipped.
+    """Yield the header of each record and its body; unread bytes of a body are skipped.
 
     Args:
         read: Returns at most so many bytes, and none only at the end.
@@ -372,9 +372,9 @@ def records(read: Callable[[int], bytes]) -> Iterator[Tuple[Any, Iterator[bytes]
 
 
 class Restoring:
-    """Bringing the folders back to what was noted.
+    """Restores the folders to the noted state.
 
-    ``compare -> place for each record of what is wanted -> settle``.
+    ``compare -> place for each wanted record -> settle``.
     """
 
     def __init__(self, roots: List[str], notes: Dict[str, Note]) -> None:
@@ -384,7 +384,7 @@ class Restoring:
         self.relinked: List[str] = []
 
     def wipe(self) -> None:
-        """Remove everything, so that everything is wanted."""
+        """Remove everything, so that everything is restored."""
         for number, root in enumerate(self.folders.roots):
             if os.path.isdir(root):
                 fd = self.folders.change(str(number))
@@ -392,7 +392,7 @@ class Restoring:
                     remove(fd, name)
 
     def compare(self) -> List[List[int]]:
-        """Remove what differs; return which parts of the archive bring it back: start, length."""
+        """Remove what differs; return the parts of the archive to restore: start, length."""
         left = list(self.notes.items())[::-1]
         for number, note in left:
             found = os.fstat(self.folders.open(number))
@@ -412,10 +412,10 @@ class Restoring:
     def compare_folder(
         self, path: str, names: Dict[str, Note], left: List[Tuple[str, Note]]
     ) -> None:
-        """Compare what is in one folder; folders in it that remain are added to ``left``."""
+        """Compare the content of one folder; its remaining folders are added to ``left``."""
         fd = self.folders.open(path)
         here: Any = names
-        if path in self.folders.changed:  # else it holds the same names
+        if path in self.folders.changed:  # otherwise it has the same names
             here = set(os.listdir(fd))
             for name in here.difference(names):
                 remove(self.folders.change(path), name)
@@ -439,15 +439,15 @@ class Restoring:
                 self.want(note)
 
     def left_alone(self, note: Note, found: os.stat_result) -> bool:
-        """Whether this is a folder of somebody else's, as it was."""
+        """Return whether this is an unchanged folder of another user."""
         return note.foreign and stat.S_ISDIR(found.st_mode) and found.st_uid != os.getuid()
 
     def want(self, note: Note) -> None:
-        """Want a path and all below it; sockets cannot be had again."""
+        """Mark a path and everything below it as wanted; sockets cannot be restored."""
         self.wanted += [n for n in every({"": note}) if n.length]
 
     def place(self, header: Any, body: Iterator[bytes]) -> None:
-        """Make one path again."""
+        """Restore one path."""
         path, kind, mode, mtime_ns, more = header
         parent, _, name = path.rpartition("/")
         if kind == "d":
@@ -475,7 +475,7 @@ class Restoring:
         self.note(fd, name, path)
 
     def note_folder(self, path: str, parent: str, name: str, note: Note) -> None:
-        """Note a folder's mode and time where nothing was noted."""
+        """Note a folder's mode and time if it has no note."""
         if find(self.notes, path) is None:
             note.names = {}
             above = find(self.notes, parent)
@@ -491,7 +491,7 @@ class Restoring:
             os.close(here)
 
     def write_file(self, fd: int, path: str, mode: int, more: Any, body: Iterator[bytes]) -> None:
-        """Write a new file, and note the digest of what is in it now where one was noted."""
+        """Write a new file; if its note has a digest, update it from the new content."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(path.rpartition("/")[2], flags, 0o600, dir_fd=fd)
         try:
@@ -509,7 +509,7 @@ class Restoring:
             self.folders.note(note, os.stat(name, dir_fd=fd, follow_symlinks=False))
 
     def settle(self) -> None:
-        """Finish folders and links, once everything is in its place."""
+        """Finish folders and links, after all paths have been restored."""
         for path in self.relinked:
             parent, _, name = path.rpartition("/")
             self.note(self.folders.open(parent), name, path)
@@ -517,9 +517,9 @@ class Restoring:
 
 
 def holds(fd: int, name: str, note: Note, found: os.stat_result) -> bool:
-    """Whether a file holds the bytes that were noted.
+    """Return whether a file holds the noted bytes.
 
-    Who may not read a file cannot map it, and leave to do so would have set its change time.
+    A user who cannot read a file cannot map it, and a change of its mode would change its ctime.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -533,7 +533,7 @@ def holds(fd: int, name: str, note: Note, found: os.stat_result) -> bool:
 
 
 def fill(handle: int, more: Any, body: Iterator[bytes]) -> None:
-    """Give a new file its size, and the spans of it that come."""
+    """Set the size of a new file, and write the received spans."""
     size, spans = more
     data = memoryview(b"")
     for start, length in spans:

@@ -1,7 +1,7 @@
-"""Streams of the box: what connects in it, and programs that the host speaks with.
+"""Streams of the sandbox: connections in it, and programs that the host exchanges data with.
 
-Takes: sockets. Gives: frames with a stream's number (``s``), both ways. Never: holds more than a
-window of bytes for a reader that is slow, or more connections than :data:`MOST`.
+Takes: sockets. Gives: frames with a stream's number (``s``), in both directions. Never: holds more
+than one window of bytes for a slow reader, or more connections than :data:`MOST`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHUT_WR = 1
 
 
 class Tunnel:
-    """One stream: what waits to be written, and what may be read."""
+    """One stream: the data to write, and the credit to read."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number, self.connection = number, connection
@@ -33,7 +33,7 @@ class Tunnel:
 
 
 class Streams:
-    """All streams of the agent; only its loop's thread comes here."""
+    """All streams of the agent; used only by the thread of its loop."""
 
     def __init__(self, agent: Any) -> None:
         self.agent = agent
@@ -42,7 +42,7 @@ class Streams:
         self.num_tunnels = 0
 
     def forward(self, path: str, said: str, number: int) -> None:
-        """Listen on a unix socket; what connects is stream ``forward`` of the host."""
+        """Listen on a unix socket; its connections are streams of the host's ``forward`` number."""
         import socket
 
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -56,7 +56,7 @@ class Streams:
         self.listen(listener, number)
 
     def proxy(self, port: int, forward: int) -> int:
-        """Listen on a port of the box's own loopback, a free one if 0; return which."""
+        """Listen on a port of the sandbox's loopback, a free one if 0; return its number."""
         import socket
 
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -75,7 +75,7 @@ class Streams:
             connection, _ = listener.accept()
         except OSError:
             return
-        # Commands need descriptors too: connections never take more than a quarter of them.
+        # Commands need descriptors too: connections use at most a quarter of them.
         if len(self.tunnels) >= min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4):
             connection.close()
             return
@@ -90,7 +90,7 @@ class Streams:
         return tunnel
 
     def after_restore(self) -> None:
-        """End the streams of programs that are gone, and sockets that are no longer there."""
+        """End the streams of programs that are gone, and close sockets that no longer exist."""
         for tunnel in list(self.tunnels.values()):
             if tunnel.number > 0:
                 self.agent.send({"op": "reset", "s": tunnel.number})
@@ -106,7 +106,7 @@ class Streams:
                 listener.close()
 
     def last_words(self, tunnel: Tunnel) -> None:
-        """Send what a program that has ended left in its stream, within a window."""
+        """Send the remaining output of a program that has ended, within a window."""
         for _ in range(16):
             if not tunnel.shut and not tunnel.read_ended and tunnel.credit > 0:
                 self.on_tunnel(tunnel, selectors.EVENT_READ)
@@ -114,7 +114,7 @@ class Streams:
             self.shut(tunnel)
 
     def tend(self, tunnel: Tunnel) -> None:
-        """Listen for what a tunnel can do now; it is over when both directions are."""
+        """Watch for the events that a tunnel can handle now; close it if both directions ended."""
         if tunnel.shut:
             return
         if tunnel.read_ended and tunnel.write_ended and not tunnel.waiting:
@@ -150,13 +150,13 @@ class Streams:
         rest = tunnel.waiting.popleft()[sent:]
         if rest:
             tunnel.waiting.appendleft(rest)
-        if tunnel.number > 0:  # who speaks with a program keeps to its own measure
+        if tunnel.number > 0:  # a program's peer does not need acknowledgements
             self.agent.send({"op": "ack", "s": tunnel.number, "n": sent})
         if not tunnel.waiting and tunnel.write_ended:
             tunnel.connection.shutdown(SHUT_WR)
 
     def take(self, header: Dict[str, Any], body: bytes) -> None:
-        """Take what the host says of a tunnel: data, eof, ack or reset."""
+        """Process a frame of the host for a tunnel: data, eof, ack or reset."""
         tunnel = self.tunnels.get(header["s"])
         if tunnel is None:
             return

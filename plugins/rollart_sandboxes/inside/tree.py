@@ -1,12 +1,13 @@
-"""The writable folders of a box, and what was noted of them.
+"""The writable folders of a sandbox, and the notes about them.
 
-Takes: folders. Gives: descriptors of folders below them, and notes of each path from which a later
-comparison tells what has changed. Never: follows a symlink, holds a descriptor for each level of a
-deep tree, or recurses.
+Takes: folders. Gives: descriptors of folders below them, and notes of each path with which a later
+comparison finds changes. Never: follows a symlink, holds a descriptor for each level of a deep
+tree, or recurses.
 
-A note holds a path's inode and change time, which no user can set, and which every change of mode,
-owner, times or links sets, and every write to a file. Where a write through a mapping may not set
-it, the note holds a digest too (``snapshots.digest``). So what bears them all is what was packed.
+A note holds a path's inode and change time. No user can set the change time. Every change of mode,
+owner, times or links updates it, and so does every write to a file. If a write through a mapping
+may not update it, the note also holds a digest (``snapshots.digest``). A path that matches all of
+these is unchanged.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
 MOST_HELD = 8
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-CLOCK_REALTIME_COARSE = 5  # what change times are taken from
+CLOCK_REALTIME_COARSE = 5  # the clock of change times
 
 
 class Note:
-    """What is known of one path: where it is in the archive, and how to tell that it changed."""
+    """The data of one path: its position in the archive, and how to detect that it changed."""
 
     __slots__ = (
         *("at", "ctime_ns", "digest", "foreign", "inode", "length", "mode", "mtime_ns", "names"),
@@ -35,9 +36,9 @@ class Note:
         self.mode, self.mtime_ns = mode, mtime_ns
         self.inode = self.ctime_ns = -1
         self.at = self.length = 0
-        self.digest = b""  # of a file whose change time does not say everything
-        self.names: Optional[Dict[str, Note]] = None  # what is in a folder
-        self.foreign = False  # a folder of somebody else's that cannot be entered
+        self.digest = b""  # of a file whose change time does not show every write
+        self.names: Optional[Dict[str, Note]] = None  # the content of a folder
+        self.foreign = False  # a folder of another user that cannot be entered
 
 
 def find(notes: Dict[str, Note], path: str) -> Optional[Note]:
@@ -50,7 +51,7 @@ def find(notes: Dict[str, Note], path: str) -> Optional[Note]:
 
 
 def every(notes: Dict[str, Note]) -> Iterator[Note]:
-    """Yield all notes."""
+    """Yield all notes, including nested ones."""
     left = list(notes.values())
     while left:
         note = left.pop()
@@ -64,12 +65,12 @@ class Folders:
     def __init__(self, roots: List[str]) -> None:
         self.roots = roots
         self.changed: Set[str] = set()
-        self.newest_ns = 0  # change time of what was noted last
-        self.held: List[Tuple[str, int]] = []  # descriptors of the last one and those above
-        self.deep: Tuple[str, int] = ("", -1)  # of the last one, where that is far below
+        self.newest_ns = 0  # newest change time of the noted paths
+        self.held: List[Tuple[str, int]] = []  # descriptors of the last folder and its parents
+        self.deep: Tuple[str, int] = ("", -1)  # the last folder, if it is below MOST_HELD levels
 
     def open(self, path: str) -> int:
-        """Return a folder's descriptor, good until the next call."""
+        """Return a folder's descriptor, valid until the next call."""
         if path == self.deep[0]:
             return self.deep[1]
         names = path.split("/")
@@ -99,13 +100,13 @@ class Folders:
         return os.open(root, FOLDER)
 
     def unlock(self, path: str, found: os.stat_result, name: str, fd: Optional[int]) -> None:
-        """Make a folder of the box's own one that can be entered."""
+        """Make a folder of the sandbox's user accessible."""
         if found.st_mode & 0o500 != 0o500 and found.st_uid == os.getuid():
             os.chmod(name, 0o700, dir_fd=fd)
             self.changed.add(path)
 
     def change(self, path: str) -> int:
-        """Return a folder's descriptor as :meth:`open` does, with leave to change what is in it."""
+        """Return a folder's descriptor as :meth:`open` does, and make the folder writable."""
         fd = self.open(path)
         if path not in self.changed:
             self.changed.add(path)
@@ -122,7 +123,7 @@ class Folders:
             os.close(self.held.pop()[1])
 
     def settle(self, notes: Dict[str, Note]) -> None:
-        """Give changed folders the mode and time they had, the deepest first."""
+        """Restore the mode and time of changed folders, the deepest first."""
         for path in sorted(self.changed, key=lambda p: p.count("/"), reverse=True):
             note = find(notes, path)
             if note is None:
@@ -141,7 +142,7 @@ class Folders:
         self.newest_ns = max(self.newest_ns, found.st_ctime_ns)
 
     def clock_moves_on(self) -> bool:
-        """Wait until a change made from now on shows; False when the clock does not get there."""
+        """Wait until later changes get a newer time; return False if the clock does not advance."""
         for _ in range(100):
             try:
                 now = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
@@ -154,7 +155,7 @@ class Folders:
 
 
 def allowed(action: Callable[..., object], *args: object, **more: object) -> None:
-    """Do what may be refused for a folder that is not the box's own."""
+    """Call what may be refused for a folder of another user, and ignore the refusal."""
     try:
         action(*args, **more)
     except OSError:
@@ -162,9 +163,9 @@ def allowed(action: Callable[..., object], *args: object, **more: object) -> Non
 
 
 def remove(fd: int, name: str) -> None:
-    """Remove what has this name in a folder, with all below it.
+    """Remove the entry with this name in a folder, with everything below it.
 
-    Folders below are moved up before they are emptied, so that no depth is too deep.
+    Nested folders are moved up before they are emptied, so that any depth works.
     """
     if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=fd)

@@ -1,1 +1,1 @@
-"""Environments in a box or a venv of their own: what runs inside, and who stands in for them."""
+"""Environments in a sandbox or a separate venv: the code inside, and their proxies outside."""

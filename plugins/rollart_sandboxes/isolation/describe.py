@@ -1,7 +1,7 @@
-"""What a box says of an environment: its spec, and what is wrong with its options.
+"""The description of an environment by its sandbox: its spec, and the problems of its options.
 
-Takes: an id, its options, the key ``isolation``. Gives: an ``IsolatedDescription``. Never: believes
-a box more than it must: a spec is made field by field, and of the types that the contract has.
+Takes: an id, its options, the key ``isolation``. Gives: an ``IsolatedDescription``. Never: trusts a
+sandbox more than needed: a spec is built field by field, and only from the types of the contract.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollart_sandboxes.isolation.env import EnvSlot, json_options
 from rollart_sandboxes.isolation.recipe import recipe_of
 
 START_S = 30.0
-"""Given to a reset besides the environment's own seconds, for a box that has to start."""
+"""Added to the environment's own reset limit, for a sandbox that has to start."""
 _MAX_TEXT = 1000
 _ENTRY_POINT = "rollart_sandboxes.isolation.env:IsolatedEnv"
 
@@ -32,10 +32,10 @@ _known: dict[str, IsolatedDescription] = {}
 
 
 def describe(env_id: str, options: Mapping[str, object]) -> IsolatedDescription:
-    """Ask a box, once in this process for the same question.
+    """Get the description from a sandbox; it is cached in this process.
 
     Raises:
-        UserError: When the isolation is wrong, the box does not start, or knows no such
+        UserError: If the isolation is invalid, or the sandbox does not start or has no such
             environment.
     """
     given, rest = config.split(options)
@@ -48,7 +48,7 @@ def describe(env_id: str, options: Mapping[str, object]) -> IsolatedDescription:
 
 
 def option_faults(env_id: str, options: Mapping[str, object]) -> list[Problem]:
-    """Return what is wrong with the isolation, or else with the environment's own options.
+    """Return the problems of the isolation, or else those of the environment's own options.
 
     Raises:
         UserError: As :func:`describe`.
@@ -57,12 +57,12 @@ def option_faults(env_id: str, options: Mapping[str, object]) -> list[Problem]:
     return faults or describe(env_id, options).problems
 
 
-def _asked(seat: EnvSlot) -> dict[str, Any]:
+def _asked(slot: EnvSlot) -> dict[str, Any]:
     async def ask() -> dict[str, Any]:
         try:
-            return await seat.describe()
+            return await slot.describe()
         finally:
-            await seat.close()
+            await slot.close()
 
     try:
         return loop.run(ask())
@@ -78,11 +78,11 @@ def _read(
         spec = read_spec(env_id, said.get("spec") or {})
         options = dict(said.get("options") or rest)
     except (TypeError, ValueError) as e:
-        raise PluginError(f"{env_id}: its box describes it wrongly: {e}") from e
+        raise PluginError(f"{env_id}: its sandbox returned an invalid description: {e}") from e
     if spec.kind != "step":
-        raise ConfigError(f"{env_id} owns its loop: only step environments can be isolated")
+        raise ConfigError(f"{env_id} runs its own loop: only step environments can be isolated")
     if spec.sandbox is not None:
-        raise ConfigError(f"{env_id} starts boxes of its own ({spec.sandbox}): leave isolation out")
+        raise ConfigError(f"{env_id} starts its own sandboxes ({spec.sandbox}): remove isolation")
     _check_network(spec, isolation)
     return IsolatedDescription(
         spec,
@@ -94,23 +94,23 @@ def _read(
 
 
 def _check_network(spec: EnvSpec, isolation: config.Isolation) -> None:
-    """Refuse a box without a network where the environment says that it needs one."""
+    """Refuse a sandbox without a network if the environment needs one."""
     model = registry.config_model("sandboxes", isolation.sandbox)
     if not spec.network or model is None or "network" not in model.model_fields:
         return
     if not isolation.options.get("network"):
         raise ConfigError(
-            f"{spec.id} needs the network, and its box has none: name the hosts that it may reach, "
+            f"{spec.id} needs the network, and its sandbox has none: name the hosts it may reach, "
             f"as in isolation: {{kind: {isolation.kind}, network: ['api.example.org']}}"
         )
 
 
 def read_spec(env_id: str, said: Mapping[str, Any]) -> EnvSpec:
-    """Return the spec that a box tells in plain values; what it leaves out has its default.
+    """Return the spec that a sandbox sends as plain values; omitted fields have their defaults.
 
     Raises:
-        TypeError: When a field is not of its type.
-        ValueError: When it is no possible one.
+        TypeError: If a field has a wrong type.
+        ValueError: If the spec is invalid.
     """
     given = {k: v for k, v in said.items() if k not in ("id", "entry_point", "config", "alias")}
     spec: EnvSpec = _record(EnvSpec, {**given, "id": env_id, "entry_point": _ENTRY_POINT})
@@ -130,7 +130,7 @@ def _record(cls: type[Any], said: Mapping[str, Any]) -> Any:
 
 
 def _value(hint: Any, value: Any, name: str) -> Any:
-    """Return a plain value as the type that a field has."""
+    """Return a plain value as the type of a field."""
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return _record(hint, value)  # type: ignore[arg-type]
     if get_origin(hint) is tuple and isinstance(value, list):
@@ -138,7 +138,7 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         each = [kinds[0]] * len(value) if kinds[-1] is Ellipsis else kinds
         return tuple(_value(k, v, name) for k, v in zip(each, value, strict=True))
     allowed = get_args(hint) or (hint,)
-    if value in [a for a in allowed if isinstance(a, str)]:  # of a Literal
+    if value in [a for a in allowed if isinstance(a, str)]:  # a value of a Literal
         return value
     if float in allowed and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)

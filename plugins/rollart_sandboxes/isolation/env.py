@@ -1,15 +1,15 @@
-"""An environment that lives in a box, as one of ours: who calls it need not know.
+"""An environment that runs in a sandbox, with the interface of a local environment.
 
-    IsolatedEnv (an id, options, ``isolation``) -> EnvSlot, a seat -> EnvSandbox, a box with several
+    IsolatedEnv (an id, options, ``isolation``) -> EnvSlot, a slot -> EnvSandbox, with several slots
 
-One box of a recipe holds the environments of several episodes: calls for numbered seats go to the
-env server in it. What an environment raised comes back as EnvironmentFailure; once the box is gone,
-all calls fail with SandboxFailure.
+One sandbox of a recipe holds the environments of several episodes. Calls for numbered slots go to
+the env server in it. An exception of an environment is raised here as EnvironmentFailure. Once the
+sandbox is gone, all calls fail with SandboxFailure.
 
 Takes: an id, its options, the key ``isolation``. Gives: :class:`IsolatedEnv`, with the optional
-methods that the environment in the box has. Never: runs the environment's code here, begins an
-episode in a box that is retired, keeps a box for long in which nobody sits, trusts what comes out
-of a box, or lets a call that hangs live: its box is killed.
+methods that the environment in the sandbox has. Never: runs the environment's code here, begins an
+episode in a retired sandbox, keeps an empty sandbox for long, trusts data from a sandbox, or lets a
+call hang: its sandbox is killed.
 """
 
 from __future__ import annotations
@@ -46,98 +46,98 @@ _OPTIONAL = ("oracle", "secrets", "num_tasks", "task_clusters", "corpus")
 
 
 class IsolatedEnv(gymnasium.Env[Observation, str]):
-    """Stands for an environment in a box.
+    """Proxy of an environment in a sandbox.
 
-    When the box dies, the call that was made fails; the next ``reset`` finds another box.
+    If the sandbox fails, the current call fails. The next ``reset`` uses another sandbox.
     """
 
-    def __init__(self, seat: EnvSlot) -> None:
-        self._seat = seat
-        self.observation_space: Any = Messages() if seat.facts.get("messages") else Text()
+    def __init__(self, slot: EnvSlot) -> None:
+        self._slot = slot
+        self.observation_space: Any = Messages() if slot.facts.get("messages") else Text()
         self.action_space = Text()
-        offers = seat.facts.get("offers") or ()
+        offers = slot.facts.get("offers") or ()
         for name in _OPTIONAL:
-            if name in offers:  # whoever has no such method is asked by hasattr
+            if name in offers:  # callers test for optional methods with hasattr
                 setattr(self, name, getattr(self, f"_{name}"))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode, and wait for it."""
         super().reset(seed=seed)
-        return _pair(loop.run(self._seat.begin(seed, options)))
+        return _pair(loop.run(self._slot.begin(seed, options)))
 
     def step(self, action: str) -> Step:
-        """Act, and wait for what comes of it."""
-        return _five(loop.run(self._seat.call("step", action)))
+        """Act, and wait for the result."""
+        return _five(loop.run(self._slot.call("step", action)))
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> Reset:
         """Begin an episode."""
-        return _pair(await loop.on_loop(self._seat.begin(seed, options)))
+        return _pair(await loop.on_loop(self._slot.begin(seed, options)))
 
     async def astep(self, action: str) -> Step:
         """Act."""
-        return _five(await loop.on_loop(self._seat.call("step", action)))
+        return _five(await loop.on_loop(self._slot.call("step", action)))
 
     def close(self) -> None:
-        """Close it, and leave its box; may be called twice."""
-        loop.run(self._seat.close())
+        """Close the environment and release its slot; may be called twice."""
+        loop.run(self._slot.close())
 
     def _oracle(self) -> str | None:
-        advice: str | None = loop.run(self._seat.call("oracle"))
+        advice: str | None = loop.run(self._slot.call("oracle"))
         return advice
 
     def _secrets(self) -> list[str]:
-        return [str(text) for text in loop.run(self._seat.call("secrets"))]
+        return [str(text) for text in loop.run(self._slot.call("secrets"))]
 
     def _num_tasks(self, split: str) -> int | None:
-        count = loop.run(self._seat.call("num_tasks", split))
+        count = loop.run(self._slot.call("num_tasks", split))
         return None if count is None else int(count)
 
     def _task_clusters(self, split: str) -> list[str] | None:
-        names = loop.run(self._seat.call("task_clusters", split))
+        names = loop.run(self._slot.call("task_clusters", split))
         return None if names is None else [str(name) for name in names]
 
     def _corpus(self) -> list[str]:
-        return [str(text) for text in loop.run(self._seat.call("corpus"))]
+        return [str(text) for text in loop.run(self._slot.call("corpus"))]
 
 
 async def open_env(env_id: str, options: Mapping[str, object]) -> IsolatedEnv:
-    """Make an environment in a box; cancelled, a box whose making hangs is killed.
+    """Create an environment in a sandbox. If cancelled, a sandbox that hangs is killed.
 
     Args:
-        env_id: Id or ``module:Class``, as the box knows it.
-        options: Its own, and ``isolation``.
+        env_id: Id or ``module:Class``, as in the sandbox.
+        options: The environment's own options, and ``isolation``.
 
     Raises:
-        UserError: When the isolation or the options are wrong.
-        EpisodeError: When the box does not start, or the environment's making raised.
+        UserError: If the isolation or the options are invalid.
+        EpisodeError: If the sandbox does not start, or the environment raises while it is created.
     """
     given, rest = config.split(options)
     recipe = await asyncio.to_thread(_recipe, given, env_id)
-    seat = EnvSlot(recipe, env_id, rest)
+    slot = EnvSlot(recipe, env_id, rest)
     try:
-        await loop.on_loop(seat.open())
-        return IsolatedEnv(seat)
+        await loop.on_loop(slot.open())
+        return IsolatedEnv(slot)
     except BaseException:
-        await asyncio.shield(loop.on_loop(seat.close()))
+        await asyncio.shield(loop.on_loop(slot.close()))
         raise
 
 
 def make(env_id: str, options: Mapping[str, object]) -> IsolatedEnv:
-    """Make an environment in a box, and wait for it.
+    """Create an environment in a sandbox, and wait for it.
 
     Raises:
-        UserError: As :func:`open_env`, and for a box that cannot start here.
+        UserError: As :func:`open_env`, and if a sandbox cannot start here.
         EpisodeError: As :func:`open_env`.
     """
     given, rest = config.split(options)
-    seat = EnvSlot(_recipe(given, env_id), env_id, rest)
+    slot = EnvSlot(_recipe(given, env_id), env_id, rest)
     try:
-        loop.run(seat.open())
-        return IsolatedEnv(seat)
+        loop.run(slot.open())
+        return IsolatedEnv(slot)
     except BaseException as e:
-        loop.run(seat.close())
+        loop.run(slot.close())
         if isinstance(e, SandboxFailure) and not e.retryable:
             raise PluginError(f"{env_id}: {e}") from e
         raise
@@ -147,7 +147,7 @@ _recipes: dict[str, Recipe] = {}
 
 
 def _recipe(given: object, env_id: str) -> Recipe:
-    """Return what a box is made of: asked of pip and the Python once, not for each episode."""
+    """Return the recipe of a sandbox, cached: pip and the Python are not run for each episode."""
     isolation = config.checked(given)
     key = f"{env_id} {isolation.model_dump_json()}"
     if key not in _recipes:
@@ -166,10 +166,10 @@ def _five(answer: Any) -> Step:
 
 
 LINGER_S = 10.0
-"""How long an empty box waits for the next environment; what is made one after the other shares."""
+"""Seconds that an empty sandbox waits for the next environment, so that it can be reused."""
 
 GRACE_S: Final = 2.0
-"""How long the answer to a call that was given up may still come before the box is killed."""
+"""Seconds that the answer to an abandoned call may still take before the sandbox is killed."""
 MAX_LINE: Final = 16 << 20
 _FILES: Final = ("server.py", "session.py")
 _FOLDER: Final = ".rollart"
@@ -177,7 +177,7 @@ _ENV: Final = {"PYTHONUTF8": "1"}
 
 
 class _Sandboxes:
-    """The boxes of one recipe."""
+    """The sandboxes of one recipe."""
 
     def __init__(self, recipe: Recipe) -> None:
         isolation = recipe.isolation
@@ -187,14 +187,14 @@ class _Sandboxes:
         self._closing: asyncio.Task[None] | None = None
 
     async def lend(self) -> EnvSandbox:
-        """Return a box that is up, with one seat more."""
-        most = self._recipe.isolation.num_seats
-        free = (b for b in self._starts if b.num_seats < most and not b.retired)
+        """Return a running sandbox with one more slot in use."""
+        most = self._recipe.isolation.num_slots
+        free = (b for b in self._starts if b.num_slots < most and not b.retired)
         box = next(free, None)
         if box is None:
             box = EnvSandbox(self._source, self._recipe)
             self._starts[box] = asyncio.create_task(box.start())
-        box.num_seats += 1
+        box.num_slots += 1
         box.num_opened += 1
         try:
             await asyncio.shield(self._starts[box])
@@ -208,9 +208,9 @@ class _Sandboxes:
         return box
 
     async def take_back(self, box: EnvSandbox) -> None:
-        """Count a seat less; an empty box is closed, the only one after a while."""
-        box.num_seats -= 1
-        if box.num_seats:
+        """Release a slot. An empty sandbox is closed; the only sandbox is closed after a delay."""
+        box.num_slots -= 1
+        if box.num_slots:
             return
         if len(self._starts) == 1 and not box.retired and self._starts[box].done():
             asyncio.get_running_loop().call_later(LINGER_S, self._look, box, box.num_opened)
@@ -218,18 +218,18 @@ class _Sandboxes:
         await self._close(box)
 
     async def close_idle(self) -> None:
-        """Close the boxes in which nobody sits."""
-        await asyncio.gather(*(self._close(b) for b in list(self._starts) if not b.num_seats))
+        """Close the sandboxes without a slot in use."""
+        await asyncio.gather(*(self._close(b) for b in list(self._starts) if not b.num_slots))
 
     def _look(self, box: EnvSandbox, num_opened: int) -> None:
-        """Close a box in which nobody has sat since."""
-        if box in self._starts and not box.num_seats and box.num_opened == num_opened:
+        """Close a sandbox that has not been used since."""
+        if box in self._starts and not box.num_slots and box.num_opened == num_opened:
             self._closing = asyncio.create_task(self._close(box))
 
     async def _close(self, box: EnvSandbox) -> None:
-        """Close an empty box, and with the last of them the pool."""
-        if box.num_seats or (start := self._starts.pop(box, None)) is None:
-            return  # somebody has sat down since, or it is being closed
+        """Close an empty sandbox, and the pool after the last one."""
+        if box.num_slots or (start := self._starts.pop(box, None)) is None:
+            return  # a slot has been taken since, or it is already being closed
         start.cancel()
         await asyncio.gather(start, return_exceptions=True)
         await box.close()
@@ -242,7 +242,7 @@ _boxes: dict[str, _Sandboxes] = {}
 
 
 async def close_idle() -> None:
-    """Close all boxes of this process in which nobody sits."""
+    """Close all sandboxes of this process without a slot in use."""
     await asyncio.gather(*(boxes.close_idle() for boxes in list(_boxes.values())))
 
 
@@ -251,19 +251,19 @@ def _sandboxes_of(recipe: Recipe) -> _Sandboxes:
 
 
 def _forget() -> None:
-    _boxes.clear()  # in a fork: they are the parent's
+    _boxes.clear()  # in a fork, they belong to the parent
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
 class EnvSlot:
-    """One environment in a box; all its coroutines run on the boxes' loop.
+    """One environment in a sandbox; all its coroutines run on the sandboxes' loop.
 
     Args:
-        recipe: What the box is made of.
-        env_id: Id or ``module:Class``, as the box knows it.
-        options: The environment's own.
+        recipe: The recipe of the sandbox.
+        env_id: Id or ``module:Class``, as in the sandbox.
+        options: The environment's own options.
     """
 
     _numbers = itertools.count(1)
@@ -278,28 +278,28 @@ class EnvSlot:
         self.facts: dict[str, Any] = {}
 
     async def describe(self) -> dict[str, Any]:
-        """Return what the box knows of the environment.
+        """Return the sandbox's description of the environment.
 
         Raises:
-            UserError: When it knows no such environment, or cannot import it.
-            SandboxFailure: When there is no box.
+            UserError: If it has no such environment, or cannot import it.
+            SandboxFailure: If there is no sandbox.
         """
         said = await self._ask("describe")
         if not isinstance(said, dict):
-            raise PluginError(f"{self._env_id}: the box describes it as {type(said).__name__}")
+            raise PluginError(f"{self._env_id}: its sandbox sent {type(said).__name__}, not a dict")
         return said
 
     async def open(self) -> None:
-        """Make the environment in a box.
+        """Create the environment in a sandbox.
 
         Raises:
-            UserError: When it cannot be made of these options.
-            EpisodeError: When its making raised, or the box is gone.
+            UserError: If it cannot be created with these options.
+            EpisodeError: If it raises while it is created, or the sandbox is gone.
         """
         said = await self._ask("open")
         if not isinstance(said, dict) or not isinstance(said.get("offers", []), list):
             await asyncio.shield(self._leave())
-            message = "the box says of its environment what cannot be read"
+            message = "the sandbox's description of its environment cannot be read"
             raise SandboxFailure(message, boundary="isolation")
         self.facts = said
 
@@ -307,7 +307,7 @@ class EnvSlot:
         """Call a method of the environment.
 
         Raises:
-            EpisodeError: What it raised, or why the box is gone.
+            EpisodeError: With the environment's exception, or the reason why the sandbox is gone.
         """
         if self._closed or self._box is None:
             raise RuntimeError("the environment is closed")
@@ -317,7 +317,7 @@ class EnvSlot:
             raise e.failure(f"env.{call}") from e
 
     async def begin(self, *args: object) -> Any:
-        """Begin an episode, in another box if this one is dead or has had its share."""
+        """Begin an episode, in another sandbox if this one has failed or is used up."""
         if self._closed:
             raise RuntimeError("the environment is closed")
         if self._box is None or self._box.retired:
@@ -328,12 +328,12 @@ class EnvSlot:
         return await self.call("reset", *args)
 
     async def close(self) -> None:
-        """Close the environment, and leave the box; may be called twice."""
+        """Close the environment, and release the slot; may be called twice."""
         self._closed = True
         await self._leave()
 
     async def _ask(self, call: str) -> Any:
-        """Sit down in a box, and have the environment described or made."""
+        """Take a slot in a sandbox, and describe or create the environment in it."""
         boxes = _sandboxes_of(self._recipe)
         box = await boxes.lend()
         self._boxes, self._box, self._number = boxes, box, next(self._numbers)
@@ -355,22 +355,22 @@ class EnvSlot:
                 async with asyncio.timeout(_CLOSE_S):
                     await box.call(self._number, "close")
         except (Raised, SandboxFailure, TimeoutError):
-            pass  # an environment that cannot close has had its chance
+            pass  # the environment cannot close in time: release the slot anyway
         finally:
             await asyncio.shield(boxes.take_back(box))
 
     def _told(self, error: Raised, call: str) -> Exception:
-        """Turn what the making of an environment raised into what a person can mend."""
-        message = f"{self._env_id}: in its box: {first_line(error.message)}"
+        """Convert an exception from the environment's creation into an error for the user."""
+        message = f"{self._env_id}: in its sandbox: {first_line(error.message)}"
         if "UnknownIdError" in error.types or "LookupError" in error.types[:1]:
             return UnknownIdError(message)
         if "UserError" in error.types:
             return PluginError(message)
         if "ImportError" in error.types:
-            said = f"{self._env_id}: in its box ({self._recipe.python}): {error}"
+            said = f"{self._env_id}: in its sandbox ({self._recipe.python}): {error}"
             return PluginError(first_line(said))
         if call == "describe":
-            return PluginError(f"{self._env_id}: in its box: {first_line(str(error))}")
+            return PluginError(f"{self._env_id}: in its sandbox: {first_line(str(error))}")
         return error.failure("making the environment")
 
 
@@ -378,10 +378,10 @@ _CLOSE_S = 5.0
 
 
 def json_options(options: Mapping[str, object]) -> dict[str, Any]:
-    """Return options as they travel to a box.
+    """Return options in the form that is sent to a sandbox.
 
     Raises:
-        ConfigError: When one of them is no plain value.
+        ConfigError: If one of them is not a plain value.
     """
     try:
         return dict(json.loads(json.dumps(dict(options))))
@@ -391,7 +391,7 @@ def json_options(options: Mapping[str, object]) -> dict[str, Any]:
 
 
 class Raised(Exception):
-    """What an environment in a box raised."""
+    """An exception that an environment in a sandbox raised."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
         types = error.get("types")
@@ -407,10 +407,10 @@ class Raised(Exception):
 
 
 class EnvSandbox:
-    """A box; all its coroutines run on the boxes' loop.
+    """A sandbox; all its coroutines run on the sandboxes' loop.
 
     Args:
-        source: Where the box comes from.
+        source: Where the sandbox comes from.
         recipe: What runs in it.
     """
 
@@ -425,30 +425,30 @@ class EnvSandbox:
         self._ids = itertools.count(1)
         self._failure: SandboxFailure | None = None
         self._closing: asyncio.Task[None] | None = None
-        self.num_seats = 0
+        self.num_slots = 0
         self.num_opened = 0
-        """Seats that it has ever had."""
+        """Number of slots that it has ever had."""
         self.num_episodes = 0
         self._until = float("inf")
 
     @property
     def alive(self) -> bool:
-        """False when it will never answer again."""
+        """False if it will never answer again."""
         return self._failure is None
 
     @property
     def retired(self) -> bool:
-        """True when no more episodes may begin in it."""
+        """True if no more episodes may begin in it."""
         isolation = self._recipe.isolation
-        used_up = self.num_episodes >= isolation.episodes_per_box
+        used_up = self.num_episodes >= isolation.episodes_per_sandbox
         old = asyncio.get_running_loop().time() >= self._until
         return not self.alive or bool(self._late) or used_up or old
 
     async def start(self) -> None:
-        """Take a box and bring the server up in it.
+        """Take a sandbox and start the server in it.
 
         Raises:
-            SandboxFailure: When there is none, or it does not come up.
+            SandboxFailure: If there is none, or it does not start.
         """
         began = asyncio.get_running_loop().time()
         try:
@@ -457,26 +457,26 @@ class EnvSandbox:
                 content = files(__package__).joinpath(name).read_bytes()
                 await self._box.write_file(f"{_FOLDER}/{name}", content)
         except BaseException as e:
-            self._fail(f"the box did not start: {e}")
+            self._fail(f"the sandbox did not start: {e}")
             await self.close()
             raise
-        # Half of its time is for episodes to begin in, the other half for them to end in.
+        # Episodes begin in the first half of its lifetime, so that they can end in the second half.
         ttl_s = float(self._recipe.isolation.options["ttl_s"])
         self._until = began + ttl_s / 2
         self._program = asyncio.create_task(self._run(self._box, ttl_s))
-        await asyncio.sleep(0)  # the task hands over the way to write
+        await asyncio.sleep(0)  # the task first sets the write function
 
-    async def call(self, seat: int, call: str, *args: object) -> Any:
-        """Make one call for a seat; cancelled, it has ``GRACE_S`` more before the box is killed.
+    async def call(self, slot: int, call: str, *args: object) -> Any:
+        """Make one call for a slot. If cancelled, it has ``GRACE_S`` before its sandbox is killed.
 
         Raises:
-            Raised: What the environment raised.
-            SandboxFailure: When the box is gone.
+            Raised: The environment's exception.
+            SandboxFailure: If the sandbox is gone.
         """
         if self._failure is not None or self._write is None:
             raise self._gone(call)
         key = next(self._ids)
-        request = {"id": key, "call": call, "seat": seat, "args": args}
+        request = {"id": key, "call": call, "seat": slot, "args": args}
         line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
         future = self._waiting[key] = asyncio.get_running_loop().create_future()
         self._write(line)
@@ -488,8 +488,8 @@ class EnvSandbox:
             raise
 
     async def close(self) -> None:
-        """Take the box down; may be called twice."""
-        self._end("the box is closed")
+        """Stop the sandbox; may be called twice."""
+        self._end("the sandbox is closed")
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
@@ -502,7 +502,7 @@ class EnvSandbox:
             await self._source.give_back(box)
 
     async def _run(self, box: Sandbox, ttl_s: float) -> None:
-        """Run the server until it ends, and with it the box."""
+        """Run the server until it ends; then end the sandbox."""
         folder = f"{_FOLDER}/"
         argv = [self._recipe.python, *(folder + name for name in _FILES)]
         try:
@@ -521,7 +521,7 @@ class EnvSandbox:
         self._rest += data
         if b"\n" not in data:
             if len(self._rest) > MAX_LINE:
-                self._end(f"the box wrote a line of more than {MAX_LINE} bytes")
+                self._end(f"the sandbox wrote a line of more than {MAX_LINE} bytes")
             return
         *lines, rest = bytes(self._rest).split(b"\n")
         self._rest = bytearray(rest)
@@ -529,7 +529,7 @@ class EnvSandbox:
             for line in lines:
                 self._settle(json.loads(line))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-            self._end(f"the box answered outside the protocol: {type(e).__name__}")
+            self._end(f"the sandbox's answer violates the protocol: {type(e).__name__}")
 
     def _settle(self, answer: Mapping[str, Any]) -> None:
         key = answer["id"]
@@ -545,18 +545,18 @@ class EnvSandbox:
             future.set_result(answer["value"])
 
     def _give_up(self, key: int, call: str) -> None:
-        reason = f"env.{call} did not come back: the box was killed"
+        reason = f"env.{call} did not return: the sandbox was killed"
         later = asyncio.get_running_loop().call_later(GRACE_S, self._end, reason)
         self._late[key] = later
 
     def _end(self, message: str) -> None:
-        """Kill the box; what waits fails now."""
+        """Kill the sandbox; waiting calls fail immediately."""
         self._fail(message)
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
 
     def _fail(self, message: str) -> None:
-        """Let all calls end, now and later; the first reason stays."""
+        """End all current and later calls; the first reason is kept."""
         if self._failure is None:
             self._failure = SandboxFailure(message, boundary="isolation")
         for timer in self._late.values():
@@ -572,11 +572,11 @@ class EnvSandbox:
 
 
 def _why(ended: ExecResult) -> str:
-    """Say why the server is no more."""
+    """Return why the server has ended."""
     lines = ended.stderr.decode(errors="replace").strip().splitlines()
     said = f": {first_line(lines[-1])}" if lines else ""
     if ended.timed_out:
-        return f"the box's time is over{said}"
+        return f"the sandbox's lifetime is over{said}"
     if ended.exit_code == 137:
-        return f"the environment was killed in its box, most likely for its memory{said}"
+        return f"the environment was killed in its sandbox, probably for its memory use{said}"
     return f"the environment ended its own process, exit code {ended.exit_code}{said}"

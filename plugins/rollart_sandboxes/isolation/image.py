@@ -1,7 +1,7 @@
-"""Images for isolated environments: ``rollart build`` makes one from the plugin's Dockerfile.
+"""Images for isolated environments: ``rollart build`` builds one from the plugin's Dockerfile.
 
-Takes: an installed id or a project folder. Gives: the image's names, or a UserError that says how
-to mend what kept it from being made. Never: pushes or pulls by itself; the Dockerfile may.
+Takes: an installed id or a project folder. Gives: the image's names, or a UserError that explains
+how to fix the build. Never: pushes or pulls itself; the Dockerfile may.
 """
 
 from __future__ import annotations
@@ -35,65 +35,65 @@ _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """What an image is made from."""
+    """The input of an image build."""
 
     folder: Path
     ids: tuple[str, ...]
-    """Of its environments."""
+    """The ids of its environments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How it is made."""
+    """The options of an image build."""
 
     tags: tuple[str, ...]
     """Names of the image; empty: one for each environment of the project."""
     dockerfile: Path | None = None
-    """None: the ``Dockerfile`` of the project."""
+    """If None, the ``Dockerfile`` of the project."""
     build_args: tuple[str, ...] = ()
-    """``NAME=value`` each."""
+    """Each one is ``NAME=value``."""
     network: str | None = None
-    """Docker's ``--network`` for the steps; None: the engine's own choice."""
+    """Docker's ``--network`` for the steps; if None, the engine's default."""
 
 
 def find_project(given: str) -> Project:
-    """Return the project behind an installed id, or in a folder.
+    """Return the project of an installed id, or in a folder.
 
     Raises:
-        UserError: When there is none, or it was installed without its folder.
+        UserError: If there is none, or it was installed without its folder.
     """
     folder = Path(given)
     if folder.is_dir():
         return Project(folder.resolve(), tuple(_ids_in(folder)))
     if folder.is_file() or given.startswith((".", "/", "~")):
-        raise UserError(f"{given}: there is no such folder; give an id or a project's folder")
+        raise UserError(f"{given}: no such folder exists: give an id or a project folder")
     found = registry.find("environments", given)
     if not ID_PATTERN.match(found.key):
-        raise UserError(f"{given} is no registered environment: give an id or a project folder")
+        raise UserError(f"{given} is not a registered environment: give an id or a project folder")
     return Project(_source_of(found.plugin.distribution, given), (found.key,))
 
 
 def build_image(project: Project, build: Build, tell: Callable[[str], None]) -> tuple[str, ...]:
-    """Make an image, and return its names.
+    """Build an image, and return its names.
 
     Args:
-        project: What from.
-        build: How.
-        tell: Gets each line of progress.
+        project: The project.
+        build: The options.
+        tell: Receives each line of progress.
 
     Raises:
-        UserError: When there is no Docker engine or no Dockerfile, or a step of it fails.
+        UserError: If there is no Docker engine or no Dockerfile, or a step of it fails.
     """
     tags = build.tags or tuple(image_of(env_id) for env_id in project.ids)
     if not tags:
         raise UserError(
-            f"{project.folder}: no {MANIFEST_NAME} in it names an environment: give a --tag"
+            f"{project.folder}: no {MANIFEST_NAME} in it defines an environment: give a --tag"
         )
     dockerfile = build.dockerfile or project.folder / "Dockerfile"
     if not dockerfile.is_file():
         raise UserError(
             f"{dockerfile}: there is no such file: write a Dockerfile that installs the project "
-            "(`rollart new-env` makes one), or name it with --file"
+            "(`rollart new-env` creates one), or set another one with --file"
         )
     docker = _docker()
     argv = [docker, "build", "--force-rm", "--file", str(dockerfile)]
@@ -109,17 +109,17 @@ def build(
         str, typer.Argument(metavar="ID|PATH", help="An installed id, or a project folder.")
     ],
     tag: Annotated[
-        list[str] | None, typer.Option(help="Name of the image; none: after the environment's id.")
+        list[str] | None, typer.Option(help="Name of the image. Default: based on the id.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(help="The Dockerfile; none: the one in the project.")
+        Path | None, typer.Option(help="The Dockerfile. Default: the one in the project.")
     ] = None,
     build_arg: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="An ARG of the Dockerfile, such as BASE=..."),
     ] = None,
     network: Annotated[
-        str | None, typer.Option(help="Docker's network for the steps, such as none.")
+        str | None, typer.Option(help="Docker's network for the build steps, such as none.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object; progress goes to stderr.")
@@ -132,7 +132,7 @@ def build(
     if as_json:
         print_json({"images": list(tags), "folder": str(project.folder), "ids": list(project.ids)})
         return
-    typer.echo(f"Built {', '.join(tags)}. A run uses it by: env: {{id: ..., isolation: docker}}")
+    typer.echo(f"Built {', '.join(tags)}. To use it: env: {{id: ..., isolation: docker}}")
 
 
 def _docker() -> str:
@@ -150,7 +150,7 @@ def _docker() -> str:
     except subprocess.TimeoutExpired as e:
         raise UserError(f"the Docker engine does not answer within {_PROBE_S:g} s") from e
     if done.returncode:
-        where = os.environ.get("DOCKER_HOST") or "the usual socket"
+        where = os.environ.get("DOCKER_HOST") or "the default socket"
         raise UserError(
             f"no Docker engine answers at {where}: start it, or set DOCKER_HOST "
             f"({first_line(done.stderr)})"
@@ -190,7 +190,7 @@ def _run(argv: Sequence[str], dockerfile: Path, tell: Callable[[str], None]) -> 
 
 
 def _ids_in(folder: Path) -> list[str]:
-    """Return the environments that manifests in a project name."""
+    """Return the ids of the environments in a project's manifests."""
     found: list[str] = []
     places = (f"*/{MANIFEST_NAME}", f"src/*/{MANIFEST_NAME}")
     for path in sorted(path for place in places for path in folder.glob(place)):
@@ -200,7 +200,7 @@ def _ids_in(folder: Path) -> list[str]:
 
 
 def _source_of(name: str, given: str) -> Path:
-    """Return the folder that a distribution was installed from, where pip noted one."""
+    """Return the folder from which a distribution was installed, if pip recorded one."""
     try:
         text = distribution(name).read_text("direct_url.json")
     except (PackageNotFoundError, ValueError):
@@ -209,7 +209,7 @@ def _source_of(name: str, given: str) -> Path:
     folder = Path(unquote(url.path))
     if url.scheme != "file" or not folder.is_dir():
         raise PluginError(
-            f"{given} is of {name}, which was not installed from a folder here: give the folder "
+            f"{given} is from {name}, which was not installed from a local folder: give the folder "
             "of its project (git clone it, or unpack its sdist)"
         )
     return folder

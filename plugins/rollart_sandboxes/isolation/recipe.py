@@ -1,10 +1,10 @@
-"""What a box of an isolation is made of: sandbox, files it may read, and the Python that runs.
+"""The contents of an isolated environment's sandbox: its type, the files it can read, its Python.
 
-A virtual environment is made for a set of requirements, once for a machine's user: never given out
-before pip finished it, or made twice because two processes ask at once.
+A virtual environment is created for a set of requirements, once per user of a machine. It is never
+used before pip has finished it, and never created twice if two processes request it concurrently.
 
-Takes: an :class:`Isolation`. Gives: a :class:`Recipe`. Never: starts a box; it does run the Python
-that is to be bound into one, to learn where its packages lie, and pip, where a venv is missing.
+Takes: an :class:`Isolation`. Gives: a :class:`Recipe`. Never: starts a sandbox. It does run the
+Python that is bind-mounted into one, to find its packages, and pip if a venv is missing.
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ for finder in sys.meta_path:
     found += (getattr(module, "MAPPING", None) or {}).values()
 print(json.dumps({"python": sys.executable, "version": sys.version_info[:2], "paths": found}))
 """
-"""Says where a Python and all it can import lie; setuptools' editable installs have a MAPPING."""
+"""Prints the paths of a Python and its packages; setuptools' editable installs have a MAPPING."""
 _ALREADY = ("/usr", "/bin", "/lib", "/lib64")
-"""What a bubblewrap box has anyway."""
+"""Paths that every bubblewrap sandbox has."""
 
 _PIP_S = 1800.0
 _PIP_WITH_PYTHON = 23
-"""First pip that installs into another Python's venv as a matter of course (``--python``)."""
+"""First pip version that reliably installs into another Python's venv (``--python``)."""
 _DONE = "rollart-made"
-"""File in a venv that pip finished."""
+"""Marker file in a venv that pip has finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A box of an isolation."""
+    """The recipe of a sandbox for an isolated environment."""
 
     isolation: Isolation
     python: str
-    """The interpreter, as a path in the box."""
+    """The interpreter, as a path in the sandbox."""
     needs: dict[str, Any] = field(default_factory=dict)
-    """Options of the box that follow from it."""
+    """Options of the sandbox that follow from the recipe."""
     hint: str = ""
-    """What to do when the box does not start."""
+    """How to fix a sandbox that does not start."""
 
     @property
     def key(self) -> str:
-        """Equal for boxes that can stand in for one another."""
+        """Equal for sandboxes that are interchangeable."""
         given = self.isolation.model_dump(mode="json")
         return json.dumps([given, self.python, self.needs], sort_keys=True)
 
 
 def recipe_of(isolation: Isolation, env_id: str) -> Recipe:
-    """Return what a box for this environment is made of; may take as long as pip does.
+    """Return the recipe of a sandbox for this environment; may take as long as pip does.
 
     Raises:
-        UserError: When there is no such Python or venv, or it cannot be made.
+        UserError: If the Python or venv does not exist, or the venv cannot be created.
     """
     if isolation.kind == "docker":
         return _container(isolation, env_id)
@@ -84,16 +84,16 @@ def recipe_of(isolation: Isolation, env_id: str) -> Recipe:
 
 
 def image_of(env_id: str) -> str:
-    """Return the name of the image that ``rollart build`` makes for an environment.
+    """Return the name of the image that ``rollart build`` builds for an environment.
 
     Raises:
-        ConfigError: When it has no id that could be a name.
+        ConfigError: If the id cannot be an image name.
     """
     match = ID_PATTERN.match(env_id)
     if match is None:
         raise ConfigError(
-            f"{env_id} is no id of the form namespace/Name-vN, after which its image would be "
-            "named: set isolation.image"
+            f"{env_id} is not an id of the form namespace/Name-vN, so it has no default image: "
+            "set isolation.image"
         )
     name = f"{match['namespace']}-{match['name']}".lower()
     return f"rollart-env/{name}:v{match['version']}"
@@ -113,7 +113,7 @@ def _container(isolation: Isolation, env_id: str) -> Recipe:
 
 
 def _full_id(env_id: str) -> str:
-    """Return the id that an alias stands for, where the environment is installed here too."""
+    """Return the id of an alias, if the environment is installed here too."""
     try:
         return env_id if ":" in env_id else registry.find("environments", env_id).key
     except UserError:
@@ -129,20 +129,20 @@ def _python(isolation: Isolation) -> str:
     folder = Path(isolation.venv).expanduser().absolute()
     python = folder / "bin" / "python"
     if not python.exists():
-        raise ConfigError(f"isolation.venv: {folder} is no virtual environment (no bin/python)")
+        raise ConfigError(f"isolation.venv: {folder} is not a virtual environment (no bin/python)")
     return str(python)
 
 
 def _found(python: str) -> str:
     found = shutil.which(Path(python).expanduser())
     if found is None:
-        raise ConfigError(f"isolation.python: {python!r} is no program; name an interpreter")
+        raise ConfigError(f"isolation.python: {python!r} is not a program: set an interpreter")
     return str(Path(found).absolute())
 
 
 @cache
 def _outside(python: str) -> tuple[str, tuple[str, ...]]:
-    """Return the interpreter itself, and what holds it and its packages, less what a box has."""
+    """Return the interpreter, and the paths of it and its packages that a sandbox does not have."""
     try:
         done = subprocess.run(
             [python, "-I", "-c", _ASK], capture_output=True, text=True, timeout=_ASK_S, check=True
@@ -153,8 +153,8 @@ def _outside(python: str) -> tuple[str, tuple[str, ...]]:
     except (OSError, ValueError, subprocess.TimeoutExpired) as e:
         raise PluginError(f"{python} does not run as a Python: {first_line(str(e))}") from e
     if tuple(said["version"]) < (3, 8):
-        raise PluginError(f"{python} is Python {said['version']}; the env server needs 3.8")
-    # A venv's python is a link, by whose place it knows that it is one: both ends are needed.
+        raise PluginError(f"{python} is Python {said['version']}: the env server needs 3.8+")
+    # A venv's python is a link that locates the venv by its own path: both ends are needed.
     files = (said["python"], str(Path(said["python"]).resolve()))
     whole = {str(Path(p).absolute()) for p in (*files, *said["paths"]) if p and Path(p).exists()}
     wanted = {p for p in whole if p != "/" and not _below(p, _ALREADY)}
@@ -166,25 +166,25 @@ def _below(path: str, others: Iterable[str]) -> bool:
 
 
 def venvs_folder() -> Path:
-    """Return where venvs are kept: ``rollart/venvs`` in the user's cache folder."""
+    """Return the folder of venvs: ``rollart/venvs`` in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "rollart" / "venvs"
 
 
 def made_venv(requires: Sequence[str], python: str | None = None) -> Path:
-    """Return a venv that has the requirements; the first time it is made.
+    """Return a venv that has the requirements; it is created the first time.
 
     Args:
-        requires: Requirement specifiers, wheels or project folders; pip's environment variables
-            (``PIP_NO_INDEX``, ``PIP_FIND_LINKS``) say where the rest comes from.
-        python: What it is made from; None: this Python.
+        requires: Requirement specifiers, wheels or project folders. pip's environment variables
+            (``PIP_NO_INDEX``, ``PIP_FIND_LINKS``) define where other packages come from.
+        python: The Python that creates it; if None, this Python.
 
     Raises:
-        UserError: When pip cannot install them; says why.
+        UserError: If pip cannot install them, with the reason.
     """
     base = shutil.which(python or sys.executable)
     if base is None:
-        raise ConfigError(f"isolation.python: {python!r} is no program; name an interpreter")
+        raise ConfigError(f"isolation.python: {python!r} is not a program: set an interpreter")
     folder = venvs_folder() / _key(requires, base)
     if (folder / _DONE).is_file():
         return folder
@@ -202,7 +202,7 @@ def _key(requires: Sequence[str], base: str) -> str:
 
 
 def _stamp(requirement: str) -> list[int]:
-    """Return what changes when a local requirement does: the newest time in it, and its size."""
+    """Return what changes with a local requirement: its newest file time, and its size."""
     path = Path(requirement).expanduser()
     if os.sep not in requirement or not path.exists():
         return []
@@ -224,9 +224,9 @@ def _make(folder: Path, requires: Sequence[str], base: str) -> None:
 
 
 def _new(folder: Path, base: str) -> list[str]:
-    """Make an empty venv; return the pip that installs into it: the base's, where it can.
+    """Create an empty venv; return the pip command that installs into it, the base's if possible.
 
-    A venv with a pip of its own takes seconds more to make.
+    A venv with its own pip takes seconds longer to create.
     """
     python = str(folder / "bin" / "python")
     asked = [base, "-c", "import pip; print(pip.__version__.split('.')[0])"]

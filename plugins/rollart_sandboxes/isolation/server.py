@@ -1,10 +1,10 @@
-"""The env server: environments of one session module, in this process or in one of their own.
+"""The env server: environments of one session module, in this process or in a separate one.
 
-Takes: the path of a session module, which is :mod:`rollart_sandboxes.isolation.session` for any of
-our environments and one of :mod:`rollart_plugins.adapters.sessions` for a foreign package. Gives:
-seats, one for each environment, that answer in plain values; as a script, the same over JSON lines
-on stdin and stdout: ``{"id", "call", "seat", "args"}`` to ``{"id", "value"}`` or
-``{"id", "error"}``. Never: needs more than Python 3.8 and the standard library, nor outlives its
+Takes: the path of a session module, which is :mod:`rollart_sandboxes.isolation.session` for any
+RollArt environment and one of :mod:`rollart_plugins.adapters.sessions` for a foreign package.
+Gives: slots, one for each environment, that answer in plain values; as a script, the same over JSON
+lines on stdin and stdout: ``{"id", "call", "seat", "args"}`` to ``{"id", "value"}`` or
+``{"id", "error"}``. Never: needs more than Python 3.8 and the standard library, or outlives its
 stdin.
 """
 
@@ -26,13 +26,13 @@ _importing = threading.Lock()
 _global_random = threading.RLock()
 _modules: dict[str, Any] = {}
 _MT19937_BYTES = 4 * 624 + 4
-"""Words and position of the generator."""
+"""Size of the words and the position of the generator."""
 _FIRST_SEED = 1_936_287_828
-"""Of a session's state, before it seeds; one that nobody else is likely to use."""
+"""Seed of a session's state before it seeds itself; other code is unlikely to use this value."""
 
 
 def load(path: str) -> Any:
-    """Load a session module by its path, whatever packages there are around it."""
+    """Load a session module by its path, independent of the packages around it."""
     with _importing:
         if path not in _modules:
             stem = os.path.splitext(os.path.basename(path))[0]
@@ -44,20 +44,20 @@ def load(path: str) -> Any:
             sys.modules[name] = module
             spec.loader.exec_module(module)
             _modules[path] = module
-        # One thread at a time: packages with import cycles do not bear two.
+        # One thread at a time: packages with import cycles do not support concurrent imports.
         for needed in _modules[path].IMPORTS:
             importlib.import_module(needed)
         return _modules[path]
 
 
 def describe(path: str, env_id: str, options: dict[str, Any]) -> Any:
-    """Return what the module knows of an environment."""
+    """Return the module's description of an environment."""
     module = load(path)
     return plain(_guard(module).run("describe", lambda: module.describe(env_id, dict(options))))
 
 
 class EnvSlot:
-    """One session, answering in plain values."""
+    """One session, with answers in plain values."""
 
     def __init__(self, path: str, env_id: str, options: dict[str, Any]) -> None:
         """Open a session."""
@@ -67,7 +67,7 @@ class EnvSlot:
         self._closed = False
 
     def facts(self) -> Any:
-        """Return what the session says of itself."""
+        """Return the session's properties."""
         session = self._session
         return plain(
             {
@@ -97,17 +97,17 @@ class EnvSlot:
         return advice
 
     def secrets(self) -> list[str]:
-        """Return what the agent must not read."""
+        """Return texts that the agent must not read."""
         return [str(s) for s in self._guard.run("secrets", self._session.secrets)]
 
     def num_tasks(self, split: str) -> int | None:
-        """Return how many tasks a split has."""
+        """Return the number of tasks of a split."""
         said = self._guard.run("num_tasks", lambda: self._session.num_tasks(split))
         count: int | None = plain(said)
         return count
 
     def task_clusters(self, split: str) -> list[str] | None:
-        """Return a name for each task of a split, the same for tasks that are alike."""
+        """Return a name for each task of a split; similar tasks have the same name."""
         said = self._guard.run("task_clusters", lambda: self._session.task_clusters(split))
         return None if said is None else [str(name) for name in said]
 
@@ -123,22 +123,22 @@ class EnvSlot:
 
 
 class _Unguarded:
-    """The guard of packages that draw from generators of their own."""
+    """The guard for packages that use only their own random generators."""
 
     def run(self, call: str, function: Any) -> Any:
-        """Call it."""
+        """Call the function."""
         return function()
 
 
 class _OwnRandom:
-    """Lends the interpreter's global generators to one session at a time, and takes them back."""
+    """Lends the interpreter's global generators to one session at a time."""
 
     def __init__(self) -> None:
         self._python = random.Random(0).getstate()
         self._numpy = _OwnNumpyRandom()
 
     def run(self, call: str, function: Any) -> Any:
-        """Call it with the session's own states in place."""
+        """Call the function with the session's own states in place."""
         with _global_random:
             outer = random.getstate()
             random.setstate(self._python)
@@ -157,9 +157,9 @@ class _OwnRandom:
 class _OwnNumpyRandom:
     """A session's state of ``numpy.random``.
 
-    Reading and setting the whole state costs more than most steps do. So a call that was seen to
-    leave it alone has only its memory swapped from then on; when it does touch it after all, the
-    one thing that is not in that memory, a normal number kept for the next call, is dropped.
+    Reading and setting the whole state costs more than most steps. Therefore, once a call was seen
+    not to use the generator, only the state's memory is swapped for it. If the call does use it
+    later, the only data outside that memory, a normal number kept for the next call, is dropped.
     """
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class _OwnNumpyRandom:
         self._touching: set[str] = set()
 
     def lend(self, numpy: Any, call: str) -> None:
-        """Put the session's state in place of the outer one."""
+        """Replace the outer state with the session's state."""
         memory = _memory(numpy)
         if memory is not None and call in self._calm - self._touching:
             self._outer = memory.raw
@@ -184,7 +184,7 @@ class _OwnNumpyRandom:
             self._my_memory = memory.raw
 
     def take_back(self, numpy: Any, call: str) -> None:
-        """Put the outer state back, and note what the call did to the session's."""
+        """Restore the outer state, and record whether the call changed the session's state."""
         memory = _memory(numpy)
         careful = not isinstance(self._outer, bytes)
         touched = memory is None or memory.raw != self._my_memory
@@ -203,7 +203,7 @@ class _OwnNumpyRandom:
 
 
 def _memory(numpy: Any) -> Any:
-    """Return the memory of NumPy's global generator; None when it is not the usual one."""
+    """Return the memory of NumPy's global generator; None if it is not an MT19937."""
     generator = numpy.random.mtrand._rand._bit_generator
     if type(generator).__name__ != "MT19937":
         return None
@@ -215,7 +215,7 @@ def _guard(module: Any) -> _OwnRandom | _Unguarded:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON would give it back; what JSON does not have is left out."""
+    """Return a value as JSON would return it; values without a JSON form are left out."""
     if value is None or isinstance(value, (bool, str)):
         return str(value) if isinstance(value, str) else value
     if isinstance(value, int):
@@ -226,7 +226,7 @@ def plain(value: Any) -> Any:
         return {str(k): plain(v) for k, v in value.items() if _is_plain(v)}
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value if _is_plain(v)]
-    return plain(value.tolist())  # numpy's scalars and arrays
+    return plain(value.tolist())  # scalars and arrays of numpy
 
 
 def _is_plain(value: object) -> bool:
@@ -237,7 +237,7 @@ def _is_plain(value: object) -> bool:
 
 
 class _Server:
-    """Answers the calls of one client; each seat has a thread of its own."""
+    """Answers the calls of one client; each slot has its own thread."""
 
     def __init__(self, path: str, answers: TextIO) -> None:
         self._path = path
@@ -246,7 +246,7 @@ class _Server:
         self._queues: dict[int, queue.SimpleQueue[Any]] = {}
 
     def handle(self, request: dict[str, Any]) -> None:
-        """Have the right thread answer a request."""
+        """Pass a request to the thread of its slot."""
         key = request["seat"]
         if key not in self._queues:
             self._queues[key] = queue.SimpleQueue()
@@ -256,7 +256,7 @@ class _Server:
             del self._queues[key]
 
     def _work(self, requests: queue.SimpleQueue[Any]) -> None:
-        seat: EnvSlot | None = None
+        slot: EnvSlot | None = None
         while True:
             request = requests.get()
             value = None
@@ -265,12 +265,12 @@ class _Server:
                 if call == "describe":
                     value = describe(self._path, *args)
                 elif call == "open":
-                    seat = EnvSlot(self._path, *args)
-                    value = seat.facts()
-                elif seat is not None:
-                    value = getattr(seat, call)(*args)
+                    slot = EnvSlot(self._path, *args)
+                    value = slot.facts()
+                elif slot is not None:
+                    value = getattr(slot, call)(*args)
                 line = json.dumps({"id": request["id"], "value": value})
-            except BaseException as e:  # SystemExit of foreign code included: the client is told
+            except BaseException as e:  # also SystemExit of foreign code: the client gets the error
                 line = json.dumps({"id": request["id"], "error": _error(e)})
             self._send(line)
             if call in ("close", "describe"):
@@ -287,26 +287,26 @@ def _error(error: BaseException) -> dict[str, Any]:
     names = [cls.__name__ for cls in type(error).__mro__]
     try:
         message = str(error)
-    except Exception:  # of foreign code
-        message = "it cannot say what is wrong"
+    except Exception:  # raised by foreign code
+        message = "its message cannot be read"
     return {"types": names, "message": message, "trace": trace[-4000:]}
 
 
 def main(path: str) -> None:
-    """Serve until stdin ends; whatever foreign code prints goes to stderr."""
+    """Serve until stdin ends; output of foreign code goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    sys.setswitchinterval(0.0005)  # an environment that computes must not keep requests waiting
+    sys.setswitchinterval(0.0005)  # an environment that computes must not delay requests
     server = _Server(path, answers)
     for line in requests:
         server.handle(json.loads(line))
-    os._exit(0)  # threads inside foreign code are not waited for
+    os._exit(0)  # do not wait for threads in foreign code
 
 
 if __name__ == "__main__":
-    # The folder of this script holds modules named after foreign packages.
+    # The folder of this script contains modules named after foreign packages.
     sys.path[0] = os.getcwd()
     main(sys.argv[1])

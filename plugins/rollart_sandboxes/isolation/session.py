@@ -1,8 +1,8 @@
-"""Any environment as a session of the env server; runs in the box, beside ``server.py``.
+"""Any environment as a session of the env server; runs in the sandbox, next to ``server.py``.
 
-Takes: an id that a RollArt in the box knows, or ``module:Class``, for which the box needs no
-RollArt. Gives: ``describe`` and ``Session``, as :mod:`rollart_sandboxes.isolation.server` wants
-them. Never: needs more than Python 3.8 and the standard library by itself.
+Takes: an id that is registered in the sandbox's RollArt, or ``module:Class``, for which the sandbox
+needs no RollArt. Gives: ``describe`` and ``Session``, as :mod:`rollart_sandboxes.isolation.server`
+expects them. Never: needs more than Python 3.8 and the standard library itself.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 IMPORTS: tuple[str, ...] = ()
 MAX_CORPUS_CHARS = 1_000_000
-"""More text does not make a better tokenizer."""
+"""More text does not improve a tokenizer."""
 _OPTIONAL = ("oracle", "secrets", "num_tasks", "task_clusters", "corpus")
 _making = threading.Lock()
 
 
 def describe(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what the box knows of an environment, and what is wrong with its options.
+    """Return the description of an environment, and the problems of its options.
 
     Raises:
-        LookupError: When there is no such environment.
-        ImportError: When its module cannot be imported.
+        LookupError: If there is no such environment.
+        ImportError: If its module cannot be imported.
     """
     with _making:
         said = _registered(env_id, options) if _rollart() else _bare(env_id, options)
@@ -37,8 +37,8 @@ class Session:
     """One environment."""
 
     def __init__(self, env_id: str, options: dict[str, Any]) -> None:
-        """Make it."""
-        with _making:  # packages with import cycles do not bear two threads
+        """Create the environment."""
+        with _making:  # packages with import cycles do not support two threads
             self._env = _make(env_id, options)
         self.offers = tuple(name for name in _OPTIONAL if hasattr(self._env, name))
         space = getattr(self._env, "observation_space", None)
@@ -63,19 +63,19 @@ class Session:
         return self._env.oracle()
 
     def secrets(self) -> Any:
-        """Return what the agent must not read."""
+        """Return texts that the agent must not read."""
         return self._env.secrets()
 
     def num_tasks(self, split: str) -> Any:
-        """Return how many tasks a split has."""
+        """Return the number of tasks of a split."""
         return self._env.num_tasks(split)
 
     def task_clusters(self, split: str) -> Any:
-        """Return a name for each task of a split, the same for tasks that are alike."""
+        """Return a name for each task of a split; similar tasks have the same name."""
         return self._env.task_clusters(split)
 
     def corpus(self) -> Any:
-        """Yield text for a tokenizer, as much as is of use."""
+        """Yield text for a tokenizer, up to about ``MAX_CORPUS_CHARS`` characters."""
         room = MAX_CORPUS_CHARS
         for text in self._env.corpus():
             yield text
@@ -84,7 +84,7 @@ class Session:
                 return
 
     def close(self) -> None:
-        """Close it."""
+        """Close the environment."""
         self._env.close()
 
 
@@ -101,7 +101,7 @@ def _make(env_id: str, options: dict[str, Any]) -> Any:
 
 
 def _registered(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Describe an environment that a RollArt in this Python knows."""
+    """Describe an environment that is registered in this Python's RollArt."""
     from dataclasses import asdict
 
     from rollart_core.plugins import registry
@@ -115,14 +115,14 @@ def _registered(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
     }
     if problems:
         return said
-    registry.resolve("environments", env_id)  # what it needs is there
+    registry.resolve("environments", env_id)  # raises if its requirements are missing
     model = registry.config_model("environments", env_id)
     checked = options if model is None else model(**options).model_dump(mode="json")
     return {**said, "options": checked, "spec": asdict(registry.env_spec(env_id, options))}
 
 
 def _bare(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Describe a class, where there is no RollArt."""
+    """Describe a class, without RollArt."""
     parameters = inspect.signature(_class(env_id)).parameters.values()
     fields = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     problems = []
@@ -137,12 +137,12 @@ def _class(env_id: str) -> Any:
     module, _, name = env_id.partition(":")
     if not module or not name or ":" in name:
         raise LookupError(
-            f"the box has no RollArt, so it knows no id {env_id!r}: name the class as "
-            "module:Class, or install rollart in the box too"
+            f"the sandbox has no RollArt, so it has no id {env_id!r}: set the class as "
+            "module:Class, or install rollart in the sandbox too"
         )
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         if not hasattr(found, part):
-            raise LookupError(f"module {module!r} in the box has no {part!r}")
+            raise LookupError(f"module {module!r} in the sandbox has no {part!r}")
         found = getattr(found, part)
     return found

@@ -1,17 +1,16 @@
-"""Runs one program on many inputs: a single file for any Python from 3.8, run in a box.
+"""Runs one program on many inputs: a single file for any Python from 3.8, run in a sandbox.
 
-Takes: one JSON object on stdin (``Cases.request``). Gives: one JSON line on stdout that bears the
-request's nonce, with how the program ended on each input and what came of it. Never: knows which
-outputs are right: whoever asks compares them, outside of the box.
+Takes: one JSON object on stdin (``Cases.request``). Gives: one JSON line on stdout that contains
+the request's nonce, with how the program ended on each input and its output. Never: has the correct
+outputs: the caller compares them outside of the sandbox.
 
     input: a text               --stdin-->  the program             --stdout-->  output: a text
     input: a list of arguments  --file--->  the program's function  ---file--->  output: JSON
 
-Outputs travel as base64: an answer has a most length, whatever characters are in it.
+Outputs are sent as base64, so an answer has a maximum length, independent of its characters.
 
-The program has a process of its own for each input, with limits on processor time, memory and what
-it writes. It may stop this process, or answer in its place: that takes it no further than to have
-no outputs, or wrong ones.
+The program has a separate process for each input, with limits on CPU time, memory and file size.
+It can stop this process, or answer in its place. Both only lead to no outputs, or wrong ones.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def main() -> None:
 
 
 def _all(request: Any, folder: str) -> Any:
-    """Yield ``[how it ended, output]`` of each input."""
+    """Yield ``[how it ended, output]`` for each input."""
     name = request["entry_point"]
     for given in request["inputs"]:
         _write(folder, "input", json.dumps(given) if name else given)
@@ -120,7 +119,7 @@ def _run(argv: Any, request: Any, folder: str) -> str:
 
 def _write(folder: str, name: str, text: str) -> None:
     path = os.path.join(folder, name)
-    with contextlib.suppress(OSError):  # a link that the last run left
+    with contextlib.suppress(OSError):  # the last run may have left a link
         os.remove(path)
     with open(path, "x", encoding="utf-8", errors="surrogatepass", newline="") as file:
         file.write(text)

@@ -1,27 +1,27 @@
-"""Judges one function by its hidden test: a single file for any Python from 3.8, run in a box.
+"""Judges one function by its hidden test: a single file for any Python from 3.8, for a sandbox.
 
 Takes: one JSON object on stdin (``HiddenTest.request``). Gives: one JSON line on stdout that
-bears the request's nonce. Never: lets the candidate into the process that holds the test.
+contains the request's nonce. Never: lets the candidate into the process that holds the test.
 
-    judge (this process)                                candidate (a process of its own)
+    judge (this process)                                candidate (a separate process)
       the hidden test, the nonce, stdout                  its source, one end of a socket
       check(call) -- entry point's arguments as data -->  function(*arguments)
                   <-- its result as data ---------------
 
-The candidate answers with plain values (numbers, text, lists, ...), which the judge builds anew.
-So nothing that it does to itself counts: exiting early, ``atexit``, patched builtins, an ``__eq__``
-that is always true, or prints. It has no stdout, and on Linux it cannot look into the judge's
-memory or files: the judge is not dumpable, and where it is root the candidate has no capabilities.
+The candidate answers with plain values (numbers, text, lists, ...), from which the judge builds new
+objects. Therefore nothing that the candidate does in its own process counts: an early exit,
+``atexit``, patched builtins, an ``__eq__`` that is always true, or prints. It has no stdout. On
+Linux it cannot read the judge's memory or files: the judge is not dumpable, and if the judge is
+root, the candidate has no capabilities.
 
-A function that changes its arguments changes copies: tests that look at them are not of this
-format.
+A function that changes its arguments changes copies. This format does not support tests that
+inspect the arguments.
 
 The verdict has two reasons: ``reason`` for logs, and ``told`` for the agent. The candidate sees the
-test's arguments and could put them into its errors, so ``told`` is made of fixed words, names of
-builtin exceptions and what the compiler says of the source.
+test's arguments and could put them into its errors. Therefore ``told`` only contains fixed words,
+names of builtin exceptions and the compiler's message about the source.
 
-It runs as a file, or without one (``BOOTSTRAP``), so that nothing that lies in the box can stand in
-for it.
+It runs as a file, or without one (``BOOTSTRAP``), so that no file in the sandbox can replace it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OUT_OF_TIME = "it ran out of time"
 
 
 def pack(value: Any, depth: int = 0) -> Any:
-    """Return a plain value as JSON can hold it; TypeError for anything else."""
+    """Return a plain value in a form for JSON; raise TypeError for anything else."""
     kind = type(value)
     if depth > DEPTH:
         raise TypeError("too deep")
@@ -72,7 +72,7 @@ def pack(value: Any, depth: int = 0) -> Any:
         return {"dict": pairs}
     if isinstance(value, (int, float, str, list, tuple, set, frozenset, dict)):
         return pack(_plain(value), depth)
-    raise TypeError(f"a {kind.__name__} is no plain value")
+    raise TypeError(f"a {kind.__name__} is not a plain value")
 
 
 def _plain(value: Any) -> Any:
@@ -81,11 +81,11 @@ def _plain(value: Any) -> Any:
         if isinstance(value, kind):
             make: Any = kind
             return make(value)
-    raise TypeError("no plain value")
+    raise TypeError("not a plain value")
 
 
 def unpack(value: Any) -> Any:
-    """Return what :func:`pack` was given; only builtin classes come of it."""
+    """Return the value that :func:`pack` packed; it contains only builtin classes."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, list):
@@ -117,7 +117,7 @@ def send(link: socket.socket, message: Any) -> None:
 
 
 def receive(reader: Any) -> Any:
-    """Return the next message; EOFError when the other side is gone."""
+    """Return the next message; raise EOFError if the other side has ended."""
     head = reader.readline(20)
     if not head.endswith(b"\n"):
         raise EOFError("the candidate's process ended")
@@ -131,11 +131,11 @@ def receive(reader: Any) -> Any:
 
 
 class CandidateError(BaseException):
-    """The candidate could not be asked, or answered nonsense; no ``except Exception`` eats it."""
+    """The candidate failed or sent an invalid answer; no ``except Exception`` catches this."""
 
 
 class Candidate:
-    """A candidate in a process of its own, called like the function it holds."""
+    """A candidate in a separate process, called like the function it contains."""
 
     def __init__(self) -> None:
         self.problem = self.told = ""
@@ -153,7 +153,7 @@ class Candidate:
         self._reader = self._link.makefile("rb")
 
     def load(self, source: str, entry_point: str, cpu_s: int) -> None:
-        """Have the process run the source."""
+        """Run the source in the process."""
         self._ask({"source": source, "entry_point": entry_point, "cpu_s": cpu_s})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,12 +184,12 @@ class Candidate:
         return answer
 
     def failed(self, problem: str, told: str) -> CandidateError:
-        """Return an error to raise; it is remembered, for a test might catch everything."""
+        """Return an error to raise, and store it, because a test might catch everything."""
         self.problem, self.told = problem, told
         return CandidateError(problem)
 
     def close(self) -> None:
-        """End the process and what it started in its group."""
+        """Kill the process and its group."""
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -197,16 +197,16 @@ class Candidate:
         self._link.close()
 
 
-UNREAD = "it returned what is no plain value"
+UNREAD = "it returned a value that is not plain data"
 
 
 def _program() -> list[str]:
-    """Return how Python starts this program again."""
+    """Return the arguments with which Python starts this program again."""
     return ["-c", BOOTSTRAP, SOURCE] if SOURCE else [os.path.abspath(__file__)]
 
 
 def _builtin(name: str) -> str:
-    """Return the name of a builtin exception, or that there was some other."""
+    """Return the name of a builtin exception, or a general text for any other."""
     kind = getattr(__import__("builtins"), name, None)
     is_plain = isinstance(kind, type) and issubclass(kind, BaseException)
     return name if is_plain else "an exception of its own"
@@ -222,7 +222,7 @@ def _raised(name: Any) -> BaseException:
 
 
 def _serve(link: socket.socket) -> None:
-    """Be the candidate: run its source, then answer calls until the judge is gone."""
+    """Act as the candidate: run its source, then answer calls until the judge has ended."""
     reader = link.makefile("rb")
     order = receive(reader)
     _limit(order["cpu_s"])
@@ -258,12 +258,12 @@ def _limit(cpu_s: int) -> None:
 
 
 def _hide() -> None:
-    """Close this process's memory and files to the candidate, on Linux."""
+    """Protect this process's memory and files from the candidate, on Linux."""
     with contextlib.suppress(OSError, AttributeError):
         prctl = ctypes.CDLL(None).prctl
-        prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: closed to others of the same user
+        prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: not readable by other processes of the same user
         for capability in range(64):
-            prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP: where this is root, it has no heirs
+            prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP: children of root get no capabilities
 
 
 def judge(request: Any) -> Any:
@@ -286,7 +286,7 @@ def judge(request: Any) -> Any:
 
 
 def _run_test(request: Any, candidate: Candidate) -> str:
-    """Run the hidden test on the candidate; helpers it calls are the reference's."""
+    """Run the hidden test on the candidate; the test uses the reference's helpers."""
     names: Any = {"__name__": "hidden_test"}
     exec(compile(request["reference"], "reference.py", "exec", dont_inherit=True), names)
     cpu_s = math.ceil(request["timeout_s"]) + 1
@@ -300,18 +300,18 @@ def _run_test(request: Any, candidate: Candidate) -> str:
 
 
 def _syntax(source: str) -> str:
-    """Return what the compiler says against a source; empty: nothing."""
+    """Return the compiler's error about a source; empty if there is none."""
     try:
         compile(source, "candidate.py", "exec", dont_inherit=True)
     except SyntaxError as error:
-        return f"it is no Python: {error.msg} (line {error.lineno})"
+        return f"it is not valid Python: {error.msg} (line {error.lineno})"
     except (ValueError, MemoryError, RecursionError) as error:
-        return f"it is no Python: {type(error).__name__}"
+        return f"it is not valid Python: {type(error).__name__}"
     return ""
 
 
 def _ring_after(timeout_s: float, candidate: Candidate) -> None:
-    """Raise when the time is over, wherever the test is then."""
+    """Raise an error after this time, wherever the test is then."""
 
     def ring(*_: Any) -> None:
         raise candidate.failed(f"out of time: {timeout_s:.3g} s", OUT_OF_TIME)
@@ -325,7 +325,7 @@ def main() -> None:
     _hide()
     request = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
     answer = dict(judge(request), nonce=request["nonce"])
-    # What the test itself prints goes before, perhaps without the end of its line.
+    # The test itself may print before the answer, perhaps without a final newline.
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
     sys.stdout.flush()
 

@@ -1,13 +1,13 @@
-"""Judging a function by a hidden test in a box; and running a program on many inputs.
+"""Judge a function by a hidden test in a sandbox, and run a program on many inputs.
 
-Takes: a box that has started, and a test; or a program and its :class:`Cases`. Gives: a
-:class:`Judgement`; or how the program ended on each input, and its output. Never: reads a file that
-lies in the box, its interpreter and that one's library apart, takes a broken box for a wrong
-answer, lets the right outputs into the box, or reads an answer of which a part is missing.
+Takes: a started sandbox, and a test; or a program and its :class:`Cases`. Gives: a
+:class:`Judgement`; or how the program ended on each input, and its output. Never: reads a file of
+the sandbox, except its interpreter and standard library; reports a broken sandbox as a wrong
+answer; sends the correct outputs into the sandbox; or reads an incomplete answer.
 
-The judge's source is an argument and the request is stdin: nothing an earlier answer wrote can
-stand in for either. An answer that silences the judge has failed, if the judge speaks in a box that
-no answer has been in; else the box is what failed.
+The judge's source is an argument and the request is stdin, so a file that an earlier answer wrote
+cannot replace either. An answer that silences the judge has failed, if the judge answers in a new
+sandbox that no answer has used; otherwise the sandbox has failed.
 """
 
 from __future__ import annotations
@@ -27,54 +27,54 @@ from rollart_sandboxes.judging import case_runner, function_judge
 
 Verdict: TypeAlias = Literal["passed", "failed", "error"]
 GRACE_S: Final = 20.0
-"""Seconds beyond the test's own in which the judge has to answer, on a machine with much to do."""
+"""Seconds beyond the test's own limit in which the judge must answer, on a busy machine."""
 SILENCED: Final = "it stopped the judge"
 CLEAN_ENV: Final[Mapping[str, str]] = {"LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
 _MOST_BYTES = 64 << 20
-"""Of one answer, where the box allows as much."""
+"""Maximum bytes of one answer, if the sandbox allows as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What came of running the hidden test."""
+    """The result of the hidden test."""
 
     verdict: Verdict
-    """``error``: the judge gave no answer of its own (killed, out of time, box broken)."""
+    """``error``: the judge itself gave no answer (killed, timeout, broken sandbox)."""
     reason: str = ""
-    """For logs; it may hold what the hidden test says."""
+    """For logs; it may contain output of the hidden test."""
     told: str = ""
-    """What the agent may be told."""
+    """The reason that the agent may see."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeInterpreter:
-    """What runs a hidden test."""
+    """The interpreter of a hidden test."""
 
     path: str
-    """A Python, absolute in the box."""
+    """Absolute path of a Python in the sandbox."""
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenTest:
-    """What one function is judged by."""
+    """The hidden test of one function."""
 
     entry_point: str
     """The function's name."""
     test: str
-    """Source that calls it and raises when it is wrong."""
+    """Source that calls the function and raises if it is wrong."""
     reference: str = ""
-    """Source that is run before the test: helpers, a right solution; the candidate's function takes
-    the place of its own."""
+    """Source that runs before the test: helpers, a correct solution. The candidate's function
+    replaces the one defined here."""
 
     def request(self, candidate: str, *, nonce: str, timeout_s: float = 10.0) -> bytes:
-        """Return what the judge reads from its stdin.
+        """Return the judge's stdin.
 
         Args:
             candidate: The agent's source.
-            nonce: Random text that only this request holds; the answer has to bear it.
-            timeout_s: For the whole test, the candidate's start included.
+            nonce: Random text that only this request contains; the answer must contain it.
+            timeout_s: Time limit of the whole test, including the candidate's start.
         """
         return json.dumps(
             {
@@ -89,10 +89,10 @@ class HiddenTest:
 
 
 async def find_python(box: Sandbox) -> str:
-    """Return the absolute path of the ``python3`` on the PATH of a box nothing has run in.
+    """Return the absolute path of ``python3`` on the PATH of an unused sandbox.
 
     Raises:
-        SandboxFailure: There is none; a retry cannot help.
+        SandboxFailure: If there is none; a retry cannot help.
     """
     code = "import sys; print(sys.executable)"
     result = await box.exec(("python3", "-I", "-S", "-c", code), timeout_s=GRACE_S)
@@ -100,7 +100,7 @@ async def find_python(box: Sandbox) -> str:
     if result.exit_code == 0 and path.startswith("/"):
         return path
     failure = SandboxFailure(
-        "the box has no python3 on its PATH: set the option python, or take another image",
+        "the sandbox has no python3 on its PATH: set the option python, or use another image",
         boundary="box.python",
     )
     failure.retryable = False
@@ -113,13 +113,13 @@ async def judge(
     """Run a hidden test on a candidate.
 
     Args:
-        box: A box; what the candidate leaves in it is the caller's affair.
+        box: A sandbox; the caller must handle what the candidate leaves in it.
         hidden: The test.
         candidate: The agent's source.
-        interpreter: What runs it, and for how long.
+        interpreter: The Python that runs it, and its time limit.
 
     Raises:
-        SandboxFailure: The box is gone.
+        SandboxFailure: If the sandbox is gone.
     """
     nonce, timeout_s = secrets.token_hex(16), interpreter.timeout_s
     try:
@@ -139,10 +139,10 @@ async def judge(
 
 
 def read_judgement(stdout: bytes, nonce: str) -> Judgement:
-    """Return what the judge said.
+    """Return the judge's answer.
 
-    Only one line counts: JSON that bears the nonce of the request. Anything else on stdout is
-    passed over, and two such lines are no answer.
+    Only one line counts: JSON that contains the nonce of the request. Other output is ignored, and
+    two such lines are an error.
     """
     answers = bearing(stdout, nonce)
     if len(answers) != 1:
@@ -155,7 +155,7 @@ def read_judgement(stdout: bytes, nonce: str) -> Judgement:
 
 
 def bearing(stdout: bytes, nonce: str) -> list[dict[str, object]]:
-    """Return the JSON objects, one a line, that bear a nonce."""
+    """Return the JSON objects, one per line, that contain a nonce."""
     return [found for line in stdout.splitlines() if (found := _answer(line, nonce))]
 
 
@@ -174,7 +174,7 @@ def _judge_source() -> str:
 
 @dataclass(frozen=True, slots=True)
 class CaseOutput:
-    """What came of one input."""
+    """The result of one input."""
 
     how: str
     """``done``, ``crashed`` or ``out of time``."""
@@ -187,21 +187,21 @@ class Cases:
     """A program and its inputs."""
 
     inputs: Sequence[object]
-    """Texts for stdin; with an ``entry_point`` lists of arguments."""
+    """Texts for stdin; with an ``entry_point``, lists of arguments."""
     entry_point: str = ""
-    """The function that is called; empty: the program is run."""
+    """The function to call; if empty, the program is run."""
     cpu_s: float = 5.0
-    """Processor seconds for one input."""
+    """CPU seconds for one input."""
     stops: bool = False
-    """Whether to stop at the first input on which the program does not end well."""
+    """Stop at the first input on which the program does not end successfully."""
 
     @property
     def wall_s(self) -> float:
-        """Seconds by the clock for one input: a program that waits uses no processor time."""
+        """Wall-clock seconds for one input: a program that waits uses no CPU time."""
         return 10 + 4 * self.cpu_s
 
     def request(self, source: str, nonce: str) -> bytes:
-        """Return what the runner reads from its stdin."""
+        """Return the runner's stdin."""
         return json.dumps(
             {
                 "nonce": nonce,
@@ -221,16 +221,16 @@ async def run_cases(
     """Run a program on its inputs.
 
     Args:
-        box: A box; what the program leaves in it is the caller's affair.
+        box: A sandbox; the caller must handle what the program leaves in it.
         cases: The inputs.
         source: The program.
-        python: A Python, absolute in the box.
+        python: Absolute path of a Python in the sandbox.
 
     Returns:
-        One output for each input, fewer when it stops early; None when the runner did not answer.
+        One output for each input, fewer if it stops early; None if the runner did not answer.
 
     Raises:
-        SandboxFailure: The box is gone, or gives back less than one output may hold.
+        SandboxFailure: If the sandbox is gone, or its output limit is below the size of one output.
     """
     nonce = secrets.token_hex(16)
     try:
@@ -246,25 +246,25 @@ async def run_cases(
     if not _is_cut(result):
         return _outputs(result.stdout, nonce, len(cases.inputs))
     if not result.stdout.startswith(b'\n{"nonce": "%s"' % nonce.encode()):
-        return None  # somebody else has written there: the runner writes nothing before its answer
+        return None  # the program wrote there: the runner writes nothing before its answer
     if len(cases.inputs) > 1:
         return await _in_halves(box, cases, source, python)
     failure = SandboxFailure(
-        "the outputs do not fit: raise the sandbox's output_bytes", boundary="box.cases"
+        "the outputs exceed the limit: raise the sandbox's output_bytes", boundary="box.cases"
     )
     failure.retryable = False
     raise failure
 
 
 def _is_cut(result: ExecResult) -> bool:
-    """Whether a part of stdout is missing, or may be."""
+    """Return whether a part of stdout is missing, or may be."""
     return result.truncated and (result.stdout_cut is not None or result.stderr_cut is None)
 
 
 async def _in_halves(
     box: Sandbox, cases: Cases, source: str, python: str
 ) -> list[CaseOutput] | None:
-    """Run a program on the first inputs, then on the others: each answer is half as long."""
+    """Run a program on the first half of the inputs, then on the rest: answers are shorter."""
     middle = len(cases.inputs) // 2
     first = await run_cases(box, replace(cases, inputs=cases.inputs[:middle]), source, python)
     if first is None or len(first) < middle:
@@ -276,7 +276,7 @@ async def _in_halves(
 
 
 def _outputs(stdout: bytes, nonce: str, most: int) -> list[CaseOutput] | None:
-    """Return what the runner said; None when it said nothing that can be read."""
+    """Return the runner's outputs; None if they cannot be read."""
     answers = bearing(stdout, nonce)
     found = answers[0].get("results") if len(answers) == 1 else None
     if not isinstance(found, list) or len(found) > most:

@@ -1,1 +1,1 @@
-"""Boxes for environments: one loop for all of a process, and where to get a box from."""
+"""Sandboxes for environments: admission, pooling, the ledger, and garbage collection."""

@@ -1,17 +1,17 @@
-"""Admission: a box is entered in the ledger when the machine has room for it, in turn.
+"""Admission control: a sandbox is entered in the ledger when the machine has capacity for it.
 
-The decision (:func:`decide`) looks at nothing by itself:
+The decision (:func:`decide`) depends only on its arguments:
 
-Memory: what is available on the machine, less what live boxes are expected to use and do not use
-yet, less a tenth of all memory (a gigabyte at most) that stays free. What a box uses is read from
-its cgroup; without one it counts in full until it has lived for a while, and then as seen by all.
-What a box is allowed to use says nothing: limits are wide.
-Processors: a start costs processor time, so only so many boxes start at once, and on a machine that
-is busy a box waits a moment; then it starts, since a slow box is better than none.
+Memory: the available memory of the machine, minus what live sandboxes are expected to use but do
+not use yet, minus a reserve that stays free (a tenth of all memory, at most a gigabyte). The use of
+a sandbox is read from its cgroup. Without a cgroup, it counts in full until it has run for a while;
+after that, its use is part of the machine's. Memory limits of sandboxes do not count.
+CPU: a start costs CPU time, so the number of concurrent starts is limited. On a busy machine, a
+sandbox waits for a short time and then starts, because a slow sandbox is better than none.
 
-Takes: what a box needs. Gives: its line in the ledger, which is its room. Never: lets one process
-overtake another that waits, or a small box a large one: processes take turns, the boxes of one come
-in their order, and so nobody waits for ever.
+Takes: the needs of a sandbox. Gives: its line in the ledger, which reserves its capacity. Never:
+lets a process overtake another that waits, or a small sandbox a large one. Processes take turns,
+and the requests of one process are served in order, so no request waits forever.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ _POLL_S: Final = 0.03
 _WAIT_S: Final = 60.0
 _BOXES_A_CPU: Final = 32
 _MEND: Final = (
-    "lower rollout.max_concurrent, or env.pool.reserve_bytes if boxes use less, or free the "
-    "machine (`rollart sandbox list` shows whose boxes there are)"
+    "lower rollout.max_concurrent, or env.pool.reserve_bytes if sandboxes use less, or free "
+    "memory on the machine (`rollart sandbox list` shows all sandboxes)"
 )
 
 SETTLE_S: Final = 10.0
-"""Seconds after which a box without a cgroup has taken what it takes."""
+"""Seconds after which a sandbox without a cgroup has reached its memory use."""
 BUSY_A_CPU: Final = 8
-"""Threads that want to run, for each processor, above which a machine is busy."""
+"""Runnable threads per CPU above which a machine is busy."""
 BUSY_WAIT_S: Final = 3.0
-"""Longest time that a box waits for a busy machine."""
+"""Maximum seconds that a sandbox waits for a busy machine."""
 _KEEP_SHARE: Final = 0.1
 _KEEP_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A box that wants to be."""
+    """A request for a sandbox."""
 
     sandbox: str
-    """Id of its wall."""
+    """Id of its sandbox type."""
     options: PoolOptions
     ttl_s: float | None
 
 
 class Admission:
-    """The way to a box, for all of this process; see the module.
+    """Admission control of this process; see the module.
 
     Args:
-        ledger: Where live boxes are entered.
-        look_at_machine: Returns what the machine has.
+        ledger: The ledger of live sandboxes.
+        look_at_machine: Returns the resources of the machine.
     """
 
     def __init__(
@@ -74,33 +74,33 @@ class Admission:
         self._seen = ""
 
     async def admit(self, request: Request, reserve: Callable[[], Awaitable[object]]) -> Line:
-        """Wait for room and take it.
+        """Wait for capacity and reserve it.
 
         Args:
-            request: The box.
-            reserve: Called while there is none: closes what this process can do without.
+            request: The sandbox.
+            reserve: Called while there is no capacity; closes a sandbox that is not needed.
 
         Raises:
-            SandboxFailure: When there is no room in time, saying the figures.
+            SandboxFailure: If there is no capacity in time, with the figures.
         """
         given = request.options.wait_s
         wait_s = _WAIT_S if given is None else given
         try:
-            # Its waiters get asyncio's lock in their order.
+            # asyncio's lock serves its waiters in order.
             async with asyncio.timeout(wait_s), self._head:
                 return await self.admit_at_once(request) or await self._wait(request, reserve)
         except TimeoutError as e:
-            seen = self._seen or "the ledger of boxes is locked by another process"
-            message = f"no room for a box within {wait_s:g} s: {seen}; {_MEND}"
+            seen = self._seen or "the ledger of sandboxes is locked by another process"
+            message = f"no capacity for a sandbox within {wait_s:g} s: {seen}; {_MEND}"
             raise SandboxFailure(message, boundary="sandbox.admission") from e
 
     async def admit_at_once(self, request: Request) -> Line | None:
-        """Take room if there is some and no process waits for it."""
+        """Reserve capacity if there is some and no process waits for it."""
         async with self.ledger.locked():
             return None if self.ledger.someone_waits() else self._enter(request, 0.0)
 
     def look_again(self) -> None:
-        """Wake who waits: a box of this process is up, or gone."""
+        """Wake the waiting requests: a sandbox of this process has started or ended."""
         self._changed.set()
 
     async def _wait(self, request: Request, reserve: Callable[[], Awaitable[object]]) -> Line:
@@ -119,7 +119,7 @@ class Admission:
                         await self._changed.wait()
 
     def _enter(self, request: Request, waited_s: float) -> Line | None:
-        """Enter a box if there is room; the ledger is locked."""
+        """Enter a sandbox if there is capacity; the ledger must be locked."""
         machine = self._look()
         found = decide(
             _needs(request.options, machine), machine, self.ledger.records(), time.time()
@@ -139,13 +139,13 @@ class Admission:
 def _needs(options: PoolOptions, machine: Machine) -> SandboxNeeds:
     return SandboxNeeds(
         reserve_bytes=options.reserve_bytes,
-        max_boxes=options.max_boxes or max(1, int(_BOXES_A_CPU * machine.num_cpus)),
+        max_sandboxes=options.max_sandboxes or max(1, int(_BOXES_A_CPU * machine.num_cpus)),
         concurrent_starts=options.concurrent_starts or max(2, int(machine.num_cpus)),
     )
 
 
 def _never(found: AdmissionDecision) -> SandboxFailure:
-    message = f"a box never fits this machine: {found.figures()}; lower env.pool.reserve_bytes"
+    message = f"a sandbox never fits this machine: {found.figures()}; lower env.pool.reserve_bytes"
     failure = SandboxFailure(message, boundary="sandbox.admission")
     failure.retryable = False
     return failure
@@ -153,11 +153,11 @@ def _never(found: AdmissionDecision) -> SandboxFailure:
 
 @dataclass(frozen=True, slots=True)
 class SandboxNeeds:
-    """What one more box needs."""
+    """The needs of one more sandbox."""
 
     reserve_bytes: int
-    max_boxes: int
-    """Of all live boxes on the machine."""
+    max_sandboxes: int
+    """Limit of all live sandboxes on the machine."""
     concurrent_starts: int
 
 
@@ -170,62 +170,62 @@ class AdmissionDecision:
     num_boxes: int
     num_starting: int
     held_bytes: int
-    """Expected by live boxes, and not used yet."""
+    """Memory that live sandboxes are expected to use, and do not use yet."""
 
     @property
     def kept_bytes(self) -> int:
-        """What stays free."""
+        """Memory that stays free."""
         return min(int(self.machine.memory_bytes * _KEEP_SHARE), _KEEP_BYTES)
 
     @property
     def free_bytes(self) -> int:
-        """What one more box may have."""
+        """Memory that one more sandbox can use."""
         return max(0, self.machine.available_bytes - self.kept_bytes - self.held_bytes)
 
     @property
     def never_fits(self) -> bool:
-        """True when it would not fit if there were no other box, nor anything else."""
+        """True if it would not fit on an otherwise empty machine."""
         return self.needs.reserve_bytes > self.machine.memory_bytes - self.kept_bytes
 
     def obstacle(self, waited_s: float) -> str:
-        """Return why the box has to wait; empty when it need not.
+        """Return why the sandbox must wait; empty if it need not.
 
         Args:
-            waited_s: How long it has waited at the head of the queue.
+            waited_s: Seconds that it has waited at the head of the queue.
         """
         needs, machine = self.needs, self.machine
-        if self.num_boxes >= needs.max_boxes:
-            return f"there are {self.num_boxes} boxes, of at most {needs.max_boxes}"
+        if self.num_boxes >= needs.max_sandboxes:
+            return f"there are {self.num_boxes} sandboxes, of at most {needs.max_sandboxes}"
         if self.num_starting >= needs.concurrent_starts:
             most = needs.concurrent_starts
-            return f"{self.num_starting} boxes are starting, of at most {most} at once"
+            return f"{self.num_starting} sandboxes are starting, of at most {most} starts"
         if needs.reserve_bytes > self.free_bytes:
             return f"it needs {_size(needs.reserve_bytes)} of memory"
         is_busy = machine.num_running > BUSY_A_CPU * machine.num_cpus
         if is_busy and self.num_boxes and waited_s < BUSY_WAIT_S:
-            return f"{machine.num_running} threads want to run on {machine.num_cpus:g} processors"
+            return f"{machine.num_running} threads are ready to run on {machine.num_cpus:g} CPUs"
         return ""
 
     def figures(self) -> str:
-        """Return what was looked at, for a message."""
+        """Return the figures of the decision, for a message."""
         where = f" in {self.machine.held_by}" if self.machine.held_by else ""
         return (
             f"memory {_size(self.machine.available_bytes)} available of "
             f"{_size(self.machine.memory_bytes)}{where}, of which {_size(self.kept_bytes)} stay "
-            f"free and {_size(self.held_bytes)} are promised to boxes; {self.num_boxes} boxes "
-            f"live, {self.num_starting} of them starting"
+            f"free and {_size(self.held_bytes)} are reserved for sandboxes; {self.num_boxes} live "
+            f"sandboxes, {self.num_starting} of them starting"
         )
 
 
 def decide(
     needs: SandboxNeeds, machine: Machine, boxes: Sequence[SandboxRecord], now: float
 ) -> AdmissionDecision:
-    """Return the figures for one more box.
+    """Return the figures for one more sandbox.
 
     Args:
-        needs: What it needs.
-        machine: What there is.
-        boxes: All boxes of the ledger; those of killed owners do not count.
+        needs: Its needs.
+        machine: The resources of the machine.
+        boxes: All sandboxes of the ledger; those of killed owners do not count.
         now: Unix seconds.
     """
     alive = [box for box in boxes if not box.is_orphan]
@@ -235,7 +235,7 @@ def decide(
 
 
 def _held(box: SandboxRecord, now: float) -> int:
-    """Return what a box is expected to use and does not use yet."""
+    """Return the memory that a sandbox is expected to use and does not use yet."""
     used = box.used_bytes
     if used is not None:
         return max(0, box.reserve_bytes - used)

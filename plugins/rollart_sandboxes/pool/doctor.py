@@ -1,7 +1,7 @@
-"""The doctor: which walls work on this machine, and what to do about those that do not.
+"""The doctor: tests which sandbox types work on this machine, and reports how to fix the others.
 
-Takes: the installed sandboxes. Gives: for each what it needs and finds, and what came of really
-starting a box. Never: takes a wall that only looks right for one that works.
+Takes: the installed sandboxes. Gives: for each, its requirements on this machine, and the result of
+starting a sandbox. Never: reports a sandbox type as working without a successful start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class SandboxDiagnosis:
-    """One wall on this machine."""
+    """One sandbox type on this machine."""
 
     sandbox: str
     """Its alias, or else its id."""
@@ -36,29 +36,29 @@ class SandboxDiagnosis:
     works: bool
     findings: tuple[Finding, ...]
     start_ms: float | None = None
-    """How long the start of a box took; None when none came up."""
+    """Milliseconds that the start of a sandbox took; None if none started."""
 
     @property
     def isolates(self) -> bool:
-        """True when it keeps code in, and is not just there for code that is trusted."""
+        """True if it isolates code, and is not only for trusted code."""
         return self.isolation != "none"
 
 
 def walls() -> list[str]:
-    """Return the sandboxes that are installed, by alias."""
+    """Return the installed sandbox types, by alias."""
     specs = (registry.spec("sandboxes", name) for name in registry.names("sandboxes"))
     return sorted({spec.alias or spec.id for spec in specs})
 
 
 async def diagnose(sandbox: str, options: Mapping[str, Any] | None = None) -> SandboxDiagnosis:
-    """Examine one wall and start a box of it; on the boxes' loop.
+    """Examine one sandbox type and start a sandbox of it; runs on the sandboxes' loop.
 
     Args:
         sandbox: Id or alias.
-        options: Of the box that is started.
+        options: Options of the sandbox that is started.
 
     Raises:
-        UserError: When there is no such sandbox, or no such option.
+        UserError: If there is no such sandbox, or no such option.
     """
     spec = registry.spec("sandboxes", sandbox)
     wall: type[Sandbox] = registry.resolve("sandboxes", sandbox)
@@ -79,7 +79,7 @@ async def diagnose(sandbox: str, options: Mapping[str, Any] | None = None) -> Sa
 
 
 def machine() -> list[Finding]:
-    """Return what boxes of any kind find here."""
+    """Return the resources of this machine for sandboxes of any type."""
     found, disk, ledger = look(), free_disk_bytes(), LiveSandboxes()
     where = f" in {found.held_by}" if found.held_by else ""
     memory = f"{found.available_bytes / _GIB:.1f} of {found.memory_bytes / _GIB:.1f} GiB available"
@@ -87,12 +87,12 @@ def machine() -> list[Finding]:
     version = "none" if group is None else "1" if (group / "tasks").exists() else "2"
     room = Finding("disk", "ok", f"{disk / _GIB:.1f} GiB free for temporary files")
     if disk < _LITTLE_DISK:
-        mend = "free some: snapshots of boxes are kept there"
+        mend = "free disk space: snapshots of sandboxes are stored there"
         room = Finding("disk", "warn", room.says, mend)
     return [
         Finding("memory", "ok", memory + where),
         Finding("processors", "ok", f"{found.num_cpus:g}"),
-        Finding("cgroups", "warn" if group is None else "ok", f"version {version} holds memory"),
+        Finding("cgroups", "warn" if group is None else "ok", f"version {version} limits memory"),
         room,
         Finding("ledger", "ok", str(ledger.folder)),
     ]
@@ -102,13 +102,13 @@ async def _examined(wall: type[Sandbox]) -> list[Finding]:
     try:
         async with asyncio.timeout(_EXAMINE_S):
             return list(await wall.examine())
-    except Exception as e:  # a wall that cannot even be asked does not work
+    except Exception as e:  # a sandbox type whose examination fails does not work
         reason = f"{type(e).__name__}: {first_line(str(e))}"
         return [Finding("examination", "bad", reason)]
 
 
 async def _tried(sandbox: str, options: Mapping[str, Any]) -> tuple[Finding, float | None]:
-    """Start a box, run a command in it, and close it."""
+    """Start a sandbox, run a command in it, and close it."""
     source = SandboxSource(sandbox, options)
     began = time.perf_counter()
     try:
@@ -119,7 +119,7 @@ async def _tried(sandbox: str, options: Mapping[str, Any]) -> tuple[Finding, flo
         finally:
             await source.give_back(box)
     except (RollartError, OSError) as e:
-        return Finding("a box", "bad", first_line(str(e))), None
+        return Finding("a sandbox", "bad", first_line(str(e))), None
     if (result.exit_code, result.stdout) != (0, b"ok\n"):
-        return Finding("a box", "bad", f"`echo ok` gave {result}"), None
-    return Finding("a box", "ok", f"started in {start_ms:.0f} ms and ran a command"), start_ms
+        return Finding("a sandbox", "bad", f"`echo ok` returned {result}"), None
+    return Finding("a sandbox", "ok", f"started in {start_ms:.0f} ms and ran a command"), start_ms

@@ -1,7 +1,7 @@
-"""Reaping: what killed processes left of their boxes is removed.
+"""Garbage collection: remove what killed processes left of their sandboxes.
 
-Takes: the ledger, and what walls find by their own marks. Gives: what was removed, and what could
-not be. Never: touches a box whose owner lives, or a path that is not by its name one of ours.
+Takes: the ledger, and what sandbox types find by their own marks. Gives: what was removed, and what
+could not be. Never: removes a sandbox whose owner is alive, or a path without RollArt's prefix.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 _TRIES: Final = 100
 _LEISURE_S: Final = 15.0
 _NO_WALLS: Final = frozenset({"cgroup", "folder", "usage"})
-"""What is removed without the wall, or is not the box's own."""
+"""Kinds that are removed without the sandbox type, or that do not belong to the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """What a reaping did."""
+    """The result of a garbage collection."""
 
     removed: list[str] = field(default_factory=list)
-    """One text for each box, or for each thing without a line in the ledger."""
+    """One text for each sandbox, and for each removed item without a line in the ledger."""
     failed: list[str] = field(default_factory=list)
-    """What is still there, and why."""
+    """What could not be removed, and why."""
     unasked: list[str] = field(default_factory=list)
-    """Walls that could not be asked for what bears a dead owner's mark, and why."""
+    """Sandbox types that could not be searched for items of dead owners, and why."""
 
 
 async def collect_garbage(ledger: LiveSandboxes, *, sweep: Iterable[str] = ()) -> Reaped:
-    """Remove the boxes of killed processes.
+    """Remove the sandboxes of killed processes.
 
     Args:
-        ledger: Whose orphans.
-        sweep: Ids of walls that look for what bears a dead owner's mark but stands in no ledger.
+        ledger: The ledger with the orphans.
+        sweep: Ids of sandbox types that search for items of dead owners that are in no ledger.
     """
     async with ledger.locked():
         orphans = [record for record in ledger.records() if record.is_orphan]
@@ -66,10 +66,10 @@ async def collect_garbage(ledger: LiveSandboxes, *, sweep: Iterable[str] = ()) -
 
 
 async def collect_garbage_in_background(sandbox: str | None = None) -> None:
-    """Remove what can be removed in a few seconds; `rollart sandbox gc` says what is wrong.
+    """Remove what can be removed in a few seconds; `rollart sandbox gc` reports the errors.
 
     Args:
-        sandbox: Id of a wall to sweep; None: only what stands in the ledger.
+        sandbox: Id of a sandbox type to sweep; if None, only the ledger is used.
     """
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_LEISURE_S):
@@ -77,7 +77,7 @@ async def collect_garbage_in_background(sandbox: str | None = None) -> None:
 
 
 async def _remove(record: SandboxRecord) -> list[str]:
-    """Remove one box; return what is still there."""
+    """Remove one sandbox; return what could not be removed."""
     faults = [fault for path in record.left.get("cgroup", ()) if (fault := await _end(Path(path)))]
     if set(record.left) - _NO_WALLS:
         faults += await _by_its_sandbox(record.sandbox, record.left)
@@ -89,7 +89,7 @@ async def _by_its_sandbox(sandbox: str, left: Mapping[str, Sequence[str]]) -> li
     try:
         wall: type[Sandbox] = registry.resolve("sandboxes", sandbox)
         return await wall.remove(left)
-    except Exception as e:  # whatever a plugin raises, the others are reaped
+    except Exception as e:  # an error of one plugin does not stop the others
         return [f"{type(e).__name__}: {first_line(str(e))}"]
 
 
@@ -97,14 +97,14 @@ async def _sweep(sandbox: str, done: Reaped) -> None:
     try:
         wall: type[Sandbox] = registry.resolve("sandboxes", sandbox)
         done.removed.extend(await wall.sweep())
-    except Exception as e:  # such as an engine that this machine does not have
+    except Exception as e:  # for example, this machine has no Docker engine
         done.unasked.append(f"{sandbox}: {first_line(str(e)) or type(e).__name__}")
 
 
 async def _end(group: Path) -> str:
-    """Kill what is in a cgroup and remove it."""
+    """Kill the processes in a cgroup and remove it."""
     if not group.is_relative_to(_CGROUPS) or not group.name.startswith(_OURS):
-        return f"{group} is not a cgroup of ours"
+        return f"{group} is not a cgroup of RollArt"
     for _ in range(_TRIES):
         with contextlib.suppress(OSError, ValueError):
             for pid in map(int, (group / "cgroup.procs").read_text().split()):
@@ -120,6 +120,6 @@ async def _end(group: Path) -> str:
 
 def _delete(folder: Path) -> str:
     if not folder.is_absolute() or not folder.name.startswith(_OURS) or ".." in folder.parts:
-        return f"{folder} is not a folder of ours"
+        return f"{folder} is not a folder of RollArt"
     shutil.rmtree(folder, ignore_errors=True)
     return f"{folder} cannot be removed" if folder.exists() else ""

@@ -1,20 +1,20 @@
-"""The bases of what acts in a box: one sandbox an episode, returned however that ends.
+"""Base classes for code that acts in a sandbox: one sandbox per episode, always returned.
 
-:class:`SandboxEnv` is for environments, with coroutines ``begin`` and ``act`` of a subclass: it has
-gymnasium's ``reset`` and ``step``, and ``areset`` and ``astep`` for workers that await.
+:class:`SandboxEnv` is for environments. A subclass has the coroutines ``begin`` and ``act``. The
+class has gymnasium's ``reset`` and ``step``, and ``areset`` and ``astep`` for async workers.
 
-:class:`SandboxAgent` is for agent tasks whose program is a command in a box, with coroutines
-``begin``, ``command`` and ``judge`` of a subclass; it has the contract of
+:class:`SandboxAgent` is for agent tasks whose program is a command in a sandbox. A subclass has the
+coroutines ``begin``, ``command`` and ``judge``. The class has the contract of
 :class:`rollart_core.contracts.agent.AgentTask`.
 
-    begin -> [the box's own port leads to the endpoint: the command runs] -> judge
+    begin -> [a port of the sandbox connects to the endpoint: the command runs] -> judge
 
-The program is told by ``OPENAI_BASE_URL``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``. Its address is
-one of the box's own loopback, from where the sandbox leads to the gateway and nowhere else.
+The program gets ``OPENAI_BASE_URL``, ``OPENAI_API_KEY`` and ``OPENAI_MODEL``. The address is one of
+the sandbox's loopback, from which the sandbox connects to the gateway and nowhere else.
 
-Takes: a source of boxes. Gives: a box to act in. Never: keeps it after a failed call, or past
-``close``; gives an agent's box a network, or lets its program or what that has started run on past
-its end.
+Takes: a source of sandboxes. Gives: a sandbox to act in. Never: keeps it after a failed call, or
+after ``close``; gives an agent's sandbox a network, or lets its program or the program's children
+continue after its end.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ T = TypeVar("T")
 
 
 class SandboxLease:
-    """The box of the present episode, and how it comes and goes.
+    """The sandbox of the current episode, with its creation and release.
 
     Args:
-        boxes: Where boxes come from; ``sandbox_source(options.sandbox)`` makes one.
+        boxes: The source of sandboxes; ``sandbox_source(options.sandbox)`` makes one.
     """
 
     def __init__(self, boxes: SandboxSource) -> None:
@@ -50,17 +50,17 @@ class SandboxLease:
         self._box: Sandbox | None = None
 
     async def open_sandbox(self, **needs: object) -> Sandbox:
-        """Give back the box of the last episode and take a fresh one, as ``SandboxSource.take``."""
+        """Return the last episode's sandbox and take a new one, as ``SandboxSource.take`` does."""
         await self._give_back()
         self._box = await self._boxes.take(**needs)
         return self._box
 
     def close(self) -> None:
-        """Give the box back, and let go of the pool; may be called twice."""
+        """Return the sandbox, and release the pool; may be called twice."""
         loop.run(self._let_go())
 
     async def _kept(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await ``work``; the box does not outlive its failure."""
+        """Await ``work``; return the sandbox to the pool if it fails."""
         try:
             return await work
         except BaseException:
@@ -84,10 +84,10 @@ Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 
 class SandboxEnv(SandboxLease, gymnasium.Env[Observation, str]):
-    """An environment whose episodes each happen in a box of their own.
+    """An environment with one sandbox per episode.
 
     Args:
-        boxes: Where boxes come from; ``sandbox_source(options.sandbox)`` makes one.
+        boxes: The source of sandboxes; ``sandbox_source(options.sandbox)`` makes one.
     """
 
     def __init__(self, boxes: SandboxSource) -> None:
@@ -97,12 +97,12 @@ class SandboxEnv(SandboxLease, gymnasium.Env[Observation, str]):
 
     @property
     def box(self) -> Sandbox | None:
-        """The box of the present episode; None before the first one and after its end."""
+        """The sandbox of the current episode; None before the first one and after its end."""
         return self._box
 
     @abstractmethod
     async def begin(self, seed: int | None, options: dict[str, Any]) -> Reset:
-        """Begin an episode; ``open_sandbox`` gives it its box."""
+        """Begin an episode; ``open_sandbox`` returns its sandbox."""
 
     @abstractmethod
     async def act(self, action: str) -> Step:
@@ -114,7 +114,7 @@ class SandboxEnv(SandboxLease, gymnasium.Env[Observation, str]):
         return loop.run(self._kept(self.begin(seed, options or {})))
 
     def step(self, action: str) -> Step:
-        """Act, and wait for what comes of it."""
+        """Act, and wait for the result."""
         return loop.run(self._kept(self.act(action)))
 
     async def areset(
@@ -130,56 +130,56 @@ class SandboxEnv(SandboxLease, gymnasium.Env[Observation, str]):
 
 
 _TAIL: Final = 4000
-"""Bytes of a failed program's output that its failure keeps."""
+"""Bytes of a failed program's output that its failure contains."""
 _NO_PROXY: Final = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program, as the box runs it."""
+    """A program, as the sandbox runs it."""
 
     argv: Sequence[str]
     timeout_s: float
-    """After this long it is killed, and what it has left is judged, as truncated."""
+    """Time limit. The program is then killed, and its result is judged as truncated."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables besides the box's own and those that name the endpoint."""
+    """Variables in addition to the sandbox's own and those of the endpoint."""
     cwd: str | None = None
 
 
 class SandboxAgent(SandboxLease, ABC):
-    """An agent task whose episodes each happen in a box of their own.
+    """An agent task with one sandbox per episode.
 
     Args:
-        boxes: Where boxes come from; ``sandbox_source(options.sandbox)`` makes one.
+        boxes: The source of sandboxes; ``sandbox_source(options.sandbox)`` makes one.
     """
 
     def __init__(self, boxes: SandboxSource) -> None:
         super().__init__(boxes)
         self.ended: ExecResult | None = None
-        """How the program of the present episode ended, once it has."""
+        """How the program of the current episode ended; None before that."""
 
     @property
     def box(self) -> Sandbox:
-        """The box of the present episode."""
+        """The sandbox of the current episode."""
         if self._box is None:
-            raise RuntimeError("there is no box: prepare() first, and not after finish()")
+            raise RuntimeError("there is no sandbox: call prepare() first, and not after finish()")
         return self._box
 
     @abstractmethod
     async def begin(self, seed: int, options: Mapping[str, Any]) -> AgentStart:
-        """Choose the task, ``open_sandbox``, and put into it what the program needs."""
+        """Choose the task, ``open_sandbox``, and write what the program needs into it."""
 
     @abstractmethod
     async def command(self, endpoint: Endpoint) -> Command:
         """Return the program.
 
         Args:
-            endpoint: As the program is to reach it, in the box.
+            endpoint: The endpoint, with its address inside the sandbox.
         """
 
     @abstractmethod
     async def judge(self, recorded: Recorded) -> AgentResult:
-        """Judge what the program has left in the box; nothing runs there any more."""
+        """Judge what the program has left in the sandbox; no process runs there any more."""
 
     async def prepare(self, *, seed: int, options: Mapping[str, Any]) -> AgentStart:
         """Begin an episode."""
@@ -190,12 +190,12 @@ class SandboxAgent(SandboxLease, ABC):
         """Run the program.
 
         Raises:
-            EnvironmentFailure: When its exit code is not 0.
+            EnvironmentFailure: If its exit code is not 0.
         """
         await loop.on_loop(self._run(endpoint))
 
     async def finish(self, recorded: Recorded) -> AgentResult:
-        """Judge, and give the box back."""
+        """Judge, and return the sandbox."""
         result = await loop.on_loop(self._kept(self.judge(recorded)))
         await loop.on_loop(self._give_back())
         if self.ended is not None and self.ended.timed_out:
@@ -221,6 +221,6 @@ class SandboxAgent(SandboxLease, ABC):
 
 def _failed(command: Command, ended: ExecResult) -> EnvironmentFailure:
     said = (ended.stdout[-_TAIL:] + b"\n" + ended.stderr[-_TAIL:]).decode(errors="replace").strip()
-    last = said.splitlines()[-1] if said else "without a word"
+    last = said.splitlines()[-1] if said else "without output"
     message = f"{command.argv[0]} ended with exit code {ended.exit_code}: {last[:300]}"
     return EnvironmentFailure(message, boundary="agent.run", detail=said)

@@ -1,10 +1,11 @@
-"""The ledger of live boxes of one person on one machine: a folder with a file for each box.
+"""The ledger of one user's live sandboxes on one machine: a folder with a file for each sandbox.
 
-Takes: what a box reserves, and what it will leave on the host. Gives: all live boxes to admission,
-and the boxes of killed owners to a reaper. Never: says that a box is an orphan while the process
-that opened it lives: that process holds a lock on the file, which the kernel frees when it ends.
+Takes: what a sandbox reserves, and what it will leave on the host. Gives: all live sandboxes to
+admission, and the sandboxes of killed owners to garbage collection. Never: reports a sandbox as an
+orphan while the process that opened it is alive: that process holds a lock on the file, which the
+kernel releases when the process ends.
 
-A file is JSON, a line for each thing to tell, so that what was written before a crash can be read.
+A file has one JSON object per line, so that the lines from before a crash can be read.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ _open: weakref.WeakSet[Line] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxRecord:
-    """A box, as the ledger knows it."""
+    """A sandbox, as recorded in the ledger."""
 
     name: str
     sandbox: str
-    """Id of its wall."""
+    """Id of its sandbox type."""
     owner: str
     """``pid:start time``."""
     opened_at: float
-    """Unix seconds at which it was given its room."""
+    """Unix seconds at which its capacity was reserved."""
     ready_at: float | None = None
-    """Unix seconds at which it was up; None while it starts."""
+    """Unix seconds at which it had started; None during the start."""
     ttl_s: float | None = None
     reserve_bytes: int = 0
-    """Memory it is expected to use."""
+    """Memory that it is expected to use."""
     run: str = ""
-    """Name of the run it is for, where there is one."""
+    """Name of its run, if there is one."""
     is_idle: bool = False
     """Warm: it waits for an episode."""
     left: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Kind -> what is on the host until it is closed."""
+    """Kind -> items that exist on the host until it is closed."""
     is_orphan: bool = False
-    """Its owner is gone."""
+    """True if its owner is gone."""
 
     @property
     def pid(self) -> int:
@@ -69,7 +70,7 @@ class SandboxRecord:
 
     @property
     def used_bytes(self) -> int | None:
-        """Memory it uses now; None where that is not known."""
+        """Memory that it uses now; None if unknown."""
         for folder in (*self.left.get("cgroup", ()), *self.left.get("usage", ())):
             for key in ("memory.current", "memory.usage_in_bytes"):
                 with contextlib.suppress(OSError, ValueError):
@@ -78,7 +79,7 @@ class SandboxRecord:
 
 
 class Line:
-    """This process's hold on the file of one of its boxes."""
+    """This process's lock on the ledger file of one of its sandboxes."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
@@ -87,19 +88,19 @@ class Line:
         _open.add(self)
 
     def tell(self, **facts: object) -> None:
-        """Add facts of the record, such as ``ready_at``."""
+        """Add fields of the record, such as ``ready_at``."""
         if self._fd is not None:
             os.write(self._fd, json.dumps(facts).encode() + b"\n")
 
     def leaves(self, kind: str, what: str) -> None:
-        """Note something on the host that is there until the box is closed."""
+        """Record an item that exists on the host until the sandbox is closed."""
         self.tell(left=[kind, what])
 
     def close(self, *, is_gone: bool = True) -> None:
-        """Strike the box out; may be called twice.
+        """Remove the sandbox from the ledger; may be called twice.
 
         Args:
-            is_gone: False when something of it may be left: a reaper looks after it.
+            is_gone: False if something may be left: garbage collection removes it.
         """
         fd, self._fd = self._fd, None
         if fd is not None:
@@ -108,17 +109,17 @@ class Line:
             os.close(fd)
 
     def forget(self) -> None:
-        """Let go of it in a fork: the box is the parent's."""
+        """Release the file in a fork: the sandbox belongs to the parent."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
 
 
 class LiveSandboxes:
-    """The folder; see the module.
+    """The ledger folder; see the module.
 
     Args:
-        folder: Where; None: as :func:`ledger_folder` says.
+        folder: The folder; if None, :func:`ledger_folder`.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -126,14 +127,14 @@ class LiveSandboxes:
 
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
-        """Have the ledger alone for a moment; nothing slow is done meanwhile."""
+        """Lock the ledger for a short time; do nothing slow while it is locked."""
         with _opened(self._made() / _LOCK, os.O_RDWR | os.O_CREAT) as fd:
             while not _locked(fd):
                 await asyncio.sleep(_POLL_S)
             yield
 
     def add(self, record: SandboxRecord) -> Line:
-        """Enter a box; only while the ledger is locked."""
+        """Enter a sandbox; the ledger must be locked."""
         path = self.folder / f"{record.name}.box"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -149,27 +150,27 @@ class LiveSandboxes:
         return line
 
     def records(self) -> list[SandboxRecord]:
-        """Return all boxes, the oldest first, those of killed owners too; only while locked."""
+        """Return all sandboxes, oldest first, also those of killed owners; only while locked."""
         found = (_record(path) for path in self._made().glob("*.box"))
         return sorted((r for r in found if r is not None), key=lambda r: r.opened_at)
 
     def claim(self, record: SandboxRecord) -> Line | None:
-        """Become the owner of an orphan, to remove it; None when another has it."""
+        """Become the owner of an orphan, to remove it; return None if another process has it."""
         path = self.folder / f"{record.name}.box"
         try:
             fd = os.open(path, os.O_RDWR | os.O_APPEND)
         except FileNotFoundError:
             return None
-        if _locked(fd) and path.exists():  # not removed by whoever had the lock before
+        if _locked(fd) and path.exists():  # the previous lock holder has not removed it
             return Line(path, fd)
         os.close(fd)
         return None
 
     @asynccontextmanager
     async def queued(self) -> AsyncIterator[AdmissionTurn]:
-        """Stand in the queue of processes that wait for room."""
+        """Join the queue of processes that wait for capacity."""
         with contextlib.ExitStack() as stack:
-            async with self.locked():  # until it is held it looks like a dead process's
+            async with self.locked():  # without its lock, the entry looks like a dead one
                 folder = self.folder / _QUEUE
                 folder.mkdir(mode=0o700, exist_ok=True)
                 path = folder / f"{time.time_ns():020d}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -179,7 +180,7 @@ class LiveSandboxes:
             yield AdmissionTurn(path)
 
     def someone_waits(self) -> bool:
-        """Return whether a process waits for room."""
+        """Return whether a process waits for capacity."""
         return any(_is_held(path) for path in (self.folder / _QUEUE).glob("*"))
 
     def _made(self) -> Path:
@@ -187,20 +188,20 @@ class LiveSandboxes:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             about = self.folder.stat()
         except OSError as e:
-            raise _unfit(f"the ledger of boxes cannot be made at {self.folder}: {e}") from e
+            raise _unfit(f"the ledger of sandboxes cannot be created at {self.folder}: {e}") from e
         if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o022:
-            raise _unfit(f"{self.folder} is not yours alone, so it cannot be the ledger of boxes")
+            raise _unfit(f"{self.folder} is not yours alone, so it cannot be the sandbox ledger")
         return self.folder
 
 
 class AdmissionTurn:
-    """A place in the queue."""
+    """A position in the queue."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def has_come(self) -> bool:
-        """Return whether nobody who lives stands before it; only while the ledger is locked."""
+        """Return whether no live process is before it; only while the ledger is locked."""
         for other in sorted(self._path.parent.glob("*")):
             if other == self._path:
                 return True
@@ -211,23 +212,23 @@ class AdmissionTurn:
 
 
 async def live_sandboxes(ledger: LiveSandboxes) -> list[SandboxRecord]:
-    """Return all boxes of a ledger, those of killed owners too."""
+    """Return all sandboxes of a ledger, including those of killed owners."""
     async with ledger.locked():
         return ledger.records()
 
 
 def ledger_folder() -> Path:
-    """Return the folder that all processes of this person on this machine share."""
+    """Return the folder that all processes of this user on this machine share."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
         return Path(named).expanduser()
-    # Not the person's home, which several machines may share, nor TMPDIR, which may be a job's own.
+    # Not the home, which several machines may share, nor TMPDIR, which may belong to one job.
     shared = Path("/tmp") if os.access("/tmp", os.W_OK) else Path(tempfile.gettempdir())
     return shared / f"rollart-boxes-{os.geteuid()}"
 
 
 def new_record(sandbox: str, *, ttl_s: float | None, reserve_bytes: int) -> SandboxRecord:
-    """Return the record of a box that this process is about to start."""
+    """Return the record of a sandbox that this process is about to start."""
     return SandboxRecord(
         name=uuid.uuid4().hex[:16],
         sandbox=sandbox,
@@ -243,7 +244,7 @@ def _record(path: Path) -> SandboxRecord | None:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
         is_orphan = not _is_held(path)
-    except OSError:  # it was closed a moment ago
+    except OSError:  # it has just been closed
         return None
     if is_orphan and not path.exists():
         return None
@@ -264,7 +265,7 @@ _FACTS: Final = frozenset(SandboxRecord.__dataclass_fields__) - {"name", "left",
 
 
 def _is_held(path: Path) -> bool:
-    """Return whether a living process holds the lock of a file."""
+    """Return whether a live process holds the lock of a file."""
     try:
         with _opened(path, os.O_RDONLY) as fd:
             return not _locked(fd, fcntl.LOCK_SH)

@@ -1,7 +1,7 @@
-"""What this machine, and the cgroup this process is in, have for boxes right now.
+"""The resources for sandboxes on this machine, and in this process's cgroup.
 
-Takes: ``/proc`` and ``/sys/fs/cgroup`` (versions 1 and 2). Gives: :class:`Machine`. Never: fails
-where a file is not there; what is not limited is the machine's own.
+Takes: ``/proc`` and ``/sys/fs/cgroup`` (versions 1 and 2). Gives: :class:`Machine`. Never: fails if
+a file is missing. Without a limit, the machine's own value counts.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _UNLIMITED: Final = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What there is; all memory in bytes."""
+    """The resources of the machine; all memory is in bytes."""
 
     memory_bytes: int
-    """In all: of the machine, or what the tightest cgroup allows."""
+    """Total memory of the machine, or the limit of the tightest cgroup."""
     available_bytes: int
-    """Not used by anybody (or what is left in the tightest cgroup)."""
+    """Available memory of the machine, or what is left in the tightest cgroup."""
     num_cpus: float
-    """Processors this process may use."""
+    """CPUs that this process may use."""
     num_running: int
-    """Threads that run or want to, on the whole machine."""
+    """Threads that run or are ready to run, on the whole machine."""
     held_by: str = ""
-    """The cgroup that is tighter than the machine; empty when none is."""
+    """The cgroup that limits memory below the machine's; empty if there is none."""
 
 
 def look() -> Machine:
-    """Return what there is right now."""
+    """Return the current resources."""
     memory, available, held_by = *_memory(), ""
     for folder, limit, used in _limits():
         memory = min(memory, limit)
@@ -49,7 +49,7 @@ def look() -> Machine:
 
 
 def free_disk_bytes() -> int:
-    """Return what is free where temporary files go."""
+    """Return the free disk space for temporary files."""
     return shutil.disk_usage(tempfile.gettempdir()).free
 
 
@@ -69,7 +69,7 @@ def _folder(names: str, path: str) -> Path | None:
     if not names:
         roots = [_MOUNT, _MOUNT / "unified"]
     for root in roots:
-        # In a container the path may be the host's, and what is mounted is the container's own.
+        # In a container the path may be the host's, while the container's own cgroup is mounted.
         for folder in (root / path.lstrip("/"), root):
             if (folder / "cgroup.procs").exists():
                 return folder
@@ -77,7 +77,7 @@ def _folder(names: str, path: str) -> Path | None:
 
 
 def _limits() -> Iterator[tuple[Path, int, int]]:
-    """Yield folder, memory limit and memory used of the cgroups around this process."""
+    """Yield folder, memory limit and used memory of the cgroups around this process."""
     own = own_group("memory")
     for folder in (own, *own.parents) if own else ():
         if not folder.is_relative_to(_MOUNT):
@@ -89,7 +89,7 @@ def _limits() -> Iterator[tuple[Path, int, int]]:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Return how much of what a cgroup uses is file cache that the kernel gives up at once."""
+    """Return how much of a cgroup's memory is file cache that the kernel can free immediately."""
     for line in _read(folder / "memory.stat").splitlines():
         key, _, value = line.partition(" ")
         if key in {"total_inactive_file", "inactive_file"} and value.isdigit():
@@ -98,7 +98,7 @@ def _reclaimable(folder: Path) -> int:
 
 
 def _memory() -> tuple[int, int]:
-    """Return the machine's memory, and what of it is available."""
+    """Return the machine's total and available memory."""
     found = {}
     for line in _read(_PROC / "meminfo").splitlines():
         key, _, rest = line.partition(":")

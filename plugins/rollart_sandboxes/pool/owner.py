@@ -1,7 +1,7 @@
-"""Whose box it is: marks of a process and of a machine, for what outlives a killed owner.
+"""Ownership marks of a process and of a machine, for items that outlive a killed owner.
 
-Takes: nothing. Gives: marks that a reaper can tell the dead from the living by. Never: takes a
-process for dead that it cannot see (one of another machine, or of another process namespace).
+Takes: nothing. Gives: marks with which garbage collection detects dead owners. Never: treats a
+process as dead that it cannot see (of another machine, or of another process namespace).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LEDGER_LABEL: Final = "rollart.ledger"
 
 
 def owner_mark(pid: int | None = None) -> str:
-    """Return ``pid:start time`` of a process, by default this one; no other will ever bear it."""
+    """Return ``pid:start time`` of a process, by default this one; no other process has it."""
     number = os.getpid() if pid is None else pid
     return f"{number}:{_started(number)}"
 
 
 def is_alive(mark: str) -> bool:
-    """Return whether the process that bears ``mark`` lives; in doubt (no such mark) it does."""
+    """Return whether the process with this ``mark`` is alive; True if the mark is invalid."""
     pid, _, started = mark.partition(":")
     if not pid.isdigit() or not started.isdigit():
         return True
@@ -34,12 +34,12 @@ def is_alive(mark: str) -> bool:
 
 
 def stamp() -> str:
-    """Return this process's mark as it can stand in the name of a file, after ``rollart-KIND-``."""
+    """Return this process's mark for the name of a file, after ``rollart-KIND-``."""
     return f"{_host_stamp()}-{owner_mark().replace(':', '-')}-"
 
 
 def is_left(name: str) -> bool:
-    """Return whether a name bears the stamp of a process of this machine that is gone."""
+    """Return whether a name has the stamp of a process of this machine that has ended."""
     parts = name.split("-")
     if len(parts) < 5 or parts[2] != _host_stamp():
         return False
@@ -47,16 +47,16 @@ def is_left(name: str) -> bool:
 
 
 def labels(line: str = "") -> dict[str, str]:
-    """Return what a box's container is labelled with.
+    """Return the labels of a sandbox's container.
 
     Args:
-        line: The name of the box's line in the ledger; empty where it has none.
+        line: The name of the sandbox's line in the ledger; empty if it has none.
     """
     return {OWNER_LABEL: owner_mark(), HOST_LABEL: host_mark(), LEDGER_LABEL: line}
 
 
 def is_orphan(found: dict[str, str]) -> bool:
-    """Return whether these are labels of a box of this machine whose owner is gone."""
+    """Return whether these are labels of a sandbox of this machine whose owner is gone."""
     if found.get(HOST_LABEL) != host_mark() or OWNER_LABEL not in found:
         return False
     return not is_alive(found[OWNER_LABEL])
@@ -64,7 +64,7 @@ def is_orphan(found: dict[str, str]) -> bool:
 
 @cache
 def host_mark() -> str:
-    """Return what tells this boot of this machine, and this process namespace, from others."""
+    """Return a mark of this boot of this machine, and of this process namespace."""
     boot, space = platform.node(), "0"
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -77,7 +77,7 @@ def _host_stamp() -> str:
 
 
 def _started(pid: int) -> int:
-    """Return when a process started, in clock ticks since boot; 0 when there is none."""
+    """Return when a process started, in clock ticks since boot; 0 if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

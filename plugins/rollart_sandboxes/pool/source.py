@@ -1,11 +1,11 @@
-"""Where an environment gets its boxes: from the pool that all its like share in this process.
+"""Sources of sandboxes for environments: one pool per type and options in each process.
 
-The pool of one kind of box holds boxes in use, and a stock that is kept warm; an environment gets a
-box that nobody has used, from the stock if one there fits. All of it runs on the boxes' loop.
+A pool contains the sandboxes in use, and a stock of warm sandboxes. An environment gets an unused
+sandbox, from the stock if one there fits. Everything runs on the sandboxes' loop.
 
-Takes: a sandbox's id and options. Gives: started boxes. Never: hands one box to two episodes, keeps
-a warm box from a process that waits for room, keeps the room of a box that did not start, or leaves
-a box behind when the process ends.
+Takes: a sandbox's id and options. Gives: started sandboxes. Never: gives one sandbox to two
+episodes, keeps a warm sandbox while a process waits for capacity, keeps the capacity of a sandbox
+that did not start, or leaves a sandbox behind when the process ends.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ __all__ = ["SandboxPool", "SandboxSource", "SandboxedOptions", "close_all", "san
 _EXIT_S: Final = 15.0
 
 WARM_S: Final = 300.0
-"""Longest time that a box waits in the stock; it gets that much more time to live."""
+"""Maximum seconds that a sandbox waits in the stock; its lifetime is extended by this time."""
 _TEND_S: Final = 0.5
 _PROBE_S: Final = 10.0
 
 
 class SandboxSource:
-    """Boxes of one kind; all its coroutines run on the boxes' loop.
+    """Sandboxes of one kind; all its coroutines run on the sandboxes' loop.
 
     Args:
         sandbox: Id or alias of a sandbox plugin.
         options: The fields of its config.
-        pool: How many boxes there may be, and how many are kept ready.
+        pool: Limits of the number of sandboxes, and how many are kept ready.
     """
 
     def __init__(
@@ -60,31 +60,31 @@ class SandboxSource:
         self.pool = PoolOptions.model_validate(pool or {})
 
     async def take(self, **needs: object) -> Sandbox:
-        """Return a box that has started and that nobody has used.
+        """Return a started and unused sandbox.
 
         Args:
-            needs: Options of this box that go before the source's own, such as ``image`` (of a
-                container) and ``ro_binds`` (paths of the host that it may read).
+            needs: Options of this sandbox that override the source's own, such as ``image`` (of a
+                container) and ``ro_binds`` (paths of the host that it can read).
 
         Raises:
-            SandboxFailure: When there is no room for it in time, or it does not come up.
+            SandboxFailure: If there is no capacity in time, or the sandbox does not start.
         """
         return await (await _here.pool_of(self)).take(needs)
 
     async def give_back(self, box: Sandbox) -> None:
-        """Take a box that is no longer needed; it is closed."""
+        """Return a sandbox that is no longer needed; it is closed."""
         pool = _here.pools.get(_key(self))
         await (pool.give_back(box) if pool is not None else box.close())
 
     async def close(self) -> None:
-        """Let go of the pool, whose stock is closed when nobody uses it; ``take`` uses it again."""
+        """Release the pool; its stock is closed after the last user. ``take`` reopens it."""
         pool = _here.leave(self)
         if pool is not None:
             await pool.drain()
 
 
 class _Here:
-    """The pools of this process, and who uses them."""
+    """The pools of this process, and their users."""
 
     def __init__(self) -> None:
         self.pools: dict[str, SandboxPool] = {}
@@ -93,7 +93,7 @@ class _Here:
         self._first: asyncio.Lock | None = None
 
     async def pool_of(self, source: SandboxSource) -> SandboxPool:
-        """Return the pool of a source, made when it is first asked for."""
+        """Return the pool of a source; it is created on first use."""
         admission = await self._admission(source.sandbox)
         key = _key(source)
         if key not in self.pools:
@@ -102,14 +102,14 @@ class _Here:
         return self.pools[key]
 
     def leave(self, source: SandboxSource) -> SandboxPool | None:
-        """Note that a source is done; return its pool if it was the last to use it."""
+        """Remove a source; return its pool if it was the last user."""
         users = self.users.get(_key(source), WeakSet())
         was_there = source in users
         users.discard(source)
         return self.pools.get(_key(source)) if was_there and not users else None
 
     async def _admission(self, sandbox: str) -> Admission:
-        """Return the way to a box; before the first one, remove what a killed process left."""
+        """Return the admission control; before the first use, collect garbage."""
         self._first = self._first or asyncio.Lock()
         async with self._first:
             if self.admission is None:
@@ -126,13 +126,13 @@ def sandbox_source(
     sandbox: PluginRef | Mapping[str, Any] | str,
     pool: PoolOptions | Mapping[str, Any] | None = None,
 ) -> SandboxSource:
-    """Return where boxes of this kind come from in this process."""
+    """Return a source of sandboxes of this kind in this process."""
     ref = PluginRef.model_validate(sandbox)
     return SandboxSource(ref.id, ref.options, pool)
 
 
 def close_all() -> None:
-    """Close all boxes of this process; what cannot be closed in time is left to the reaper."""
+    """Close all sandboxes of this process; garbage collection removes the rest later."""
     pools = list(_here.pools.values())
     if pools:
         with contextlib.suppress(Exception):
@@ -149,7 +149,7 @@ def _key(source: SandboxSource) -> str:
 
 
 def _forget() -> None:
-    """Begin anew in a fork: the boxes are the parent's."""
+    """Reset the state in a fork: the sandboxes belong to the parent."""
     global _here
     _here = _Here()
 
@@ -159,7 +159,7 @@ os.register_at_fork(after_in_child=_forget)
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A box and its line in the ledger."""
+    """A sandbox and its line in the ledger."""
 
     line: Line
     key: str
@@ -168,13 +168,13 @@ class _Kept:
 
 
 class SandboxPool:
-    """Boxes of one sandbox with one set of options; see the module.
+    """Sandboxes of one type with one set of options; see the module.
 
     Args:
         sandbox: Id or alias of a sandbox plugin.
         options: The fields of its config.
-        pool: How many boxes there may be, and how many are kept ready.
-        admission: This process's way to a box.
+        pool: Limits of the number of sandboxes, and how many are kept ready.
+        admission: This process's admission control.
     """
 
     def __init__(
@@ -193,15 +193,15 @@ class SandboxPool:
 
     @property
     def num_warm(self) -> int:
-        """How many boxes wait in the stock."""
+        """Number of sandboxes in the stock."""
         return len(self._stock)
 
     async def take(self, needs: Mapping[str, object]) -> Sandbox:
-        """Return a box that has started and that nobody has used.
+        """Return a started and unused sandbox.
 
         Raises:
-            SandboxFailure: When there is no room for it, or it does not come up.
-            UserError: When there are no such needs.
+            SandboxFailure: If there is no capacity, or the sandbox does not start.
+            UserError: If the needs contain an unknown option.
         """
         self._needs = dict(needs)
         kept = await self._from_stock(_needs_key(needs))
@@ -215,14 +215,14 @@ class SandboxPool:
         return kept.box
 
     async def give_back(self, box: Sandbox) -> None:
-        """Close a box; nobody gets it again."""
+        """Close a sandbox; it is not used again."""
         kept = self._used.pop(id(box), None)
         if kept is not None:
             await self._closed(kept)
             self._refill()
 
     async def drain(self, *, used_too: bool = False) -> None:
-        """Close the stock, and the boxes in use if asked; the next ``take`` begins anew."""
+        """Close the stock, and the sandboxes in use if requested; ``take`` can be called again."""
         self._needs = None
         if self._tending is not None:
             self._tending.cancel()
@@ -236,7 +236,7 @@ class SandboxPool:
         await asyncio.gather(*map(self._closed, kept), *self._tasks, return_exceptions=True)
 
     async def _from_stock(self, key: str) -> _Kept | None:
-        """Return a warm box that fits and still answers."""
+        """Return a warm sandbox that fits and still answers."""
         while fitting := [kept for kept in self._stock if kept.key == key]:
             kept = fitting[0]
             self._stock.remove(kept)
@@ -255,10 +255,10 @@ class SandboxPool:
         return None
 
     def _request(self, needs: Mapping[str, object], *, extra_s: float = 0.0) -> Request:
-        """Return what to ask admission for; a wall that knows no ``ttl_s`` is given none.
+        """Return the admission request; a sandbox type without the option ``ttl_s`` gets none.
 
         Raises:
-            ConfigError: When the wall has no such options.
+            ConfigError: If the sandbox type has no such options.
         """
         options = registry.checked_options("sandboxes", self._id, {**self._options, **needs})
         life, most = options.get("ttl_s"), options.get("memory_bytes")
@@ -268,7 +268,7 @@ class SandboxPool:
         return Request(self._id, pool, None if life is None else life + extra_s)
 
     async def _started(self, line: Line, needs: Mapping[str, object], ttl_s: float | None) -> _Kept:
-        """Start the box whose room this is; when that fails, the room is free again."""
+        """Start a sandbox with reserved capacity; release the capacity if the start fails."""
         kept = _Kept(line, _needs_key(needs))
         try:
             options = {**self._options, **needs}
@@ -286,7 +286,7 @@ class SandboxPool:
         return kept
 
     def _refill(self) -> None:
-        """Start, in the background, as many boxes of the last needs as the stock lacks."""
+        """Start missing sandboxes of the stock in the background, with the last needs."""
         needs = self._needs
         if needs is None:
             return
@@ -297,14 +297,14 @@ class SandboxPool:
             self._spawn(self._fill(needs), self._filling)
 
     async def _fill(self, needs: Mapping[str, object]) -> None:
-        """Put one box into the stock, once there is room; what other needs had goes out for it."""
+        """Add one sandbox to the stock when there is capacity; it replaces one with other needs."""
         key = _needs_key(needs)
         others = [kept for kept in self._stock if kept.key != key]
         if len(self._stock) >= self._pool.warm and others:
             self._stock.remove(others[0])
             await self._closed(others[0])
         request = self._request(needs, extra_s=WARM_S)
-        with contextlib.suppress(EpisodeError, OSError):  # the next take says what is wrong
+        with contextlib.suppress(EpisodeError, OSError):  # the next take reports the error
             while (line := await self._admission.admit_at_once(request)) is None:
                 await asyncio.sleep(_TEND_S)
                 if self._needs is None or _needs_key(self._needs) != key:
@@ -317,7 +317,7 @@ class SandboxPool:
                 self._tending = self._spawn(self._tend(), set())
 
     async def _tend(self) -> None:
-        """Close warm boxes that are old, and one after the other when somebody waits for room."""
+        """Close old warm sandboxes, and one at a time while a process waits for capacity."""
         while self._stock:
             await asyncio.sleep(_TEND_S)
             old = [k for k in self._stock if time.monotonic() - k.since > WARM_S]
@@ -328,16 +328,16 @@ class SandboxPool:
                 await self._make_room()
 
     async def _make_room(self) -> None:
-        """Close the warm box that has waited longest."""
+        """Close the warm sandbox that has waited longest."""
         if self._stock:
             await self._closed(self._stock.pop(0))
 
     async def _closed(self, kept: _Kept) -> None:
-        """Close a box, to the end, even if who waits for it is cancelled."""
+        """Close a sandbox completely, even if the caller is cancelled."""
         await asyncio.shield(self._spawn(self._close(kept), self._tasks))
 
     async def _close(self, kept: _Kept) -> None:
-        """Close a box and its line; a box that cannot be closed is left to the reaper."""
+        """Close a sandbox and its line; garbage collection removes one that cannot be closed."""
         is_gone = kept.box is None
         try:
             if kept.box is not None:

@@ -1,7 +1,7 @@
 """``rollart check``: static, runtime and semantic checks of a plugin, a project or a wheel.
 
-What one process can check is in :mod:`rollart_testing` (``check_env``); here is what needs
-several: fresh interpreters, a killed child, a network that is off, a package that is not installed.
+Checks of one process are in :mod:`rollart_testing` (``check_env``). This package has those that
+need several: new interpreters, a killed child, no network, a package that is not installed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def check(
 
     Args:
         target: An id, alias, ``module:Class``, ``ADAPTER::FOREIGN_ID``, folder or wheel.
-        only: Groups and names of the checks to run; empty: all.
-        options: Options of the plugin that is checked; for an id alone.
-        timeout_s: Seconds for the checks of one plugin, after which it is ended.
+        only: Groups and names of the checks to run; empty means all.
+        options: Options of the checked plugin; only for an id.
+        timeout_s: Time limit in seconds for the checks of one plugin.
 
     Raises:
-        rollart_core.errors.UserError: When there is no such target or check.
+        rollart_core.errors.UserError: If there is no such target or check.
     """
-    # Imported here, because a probe, which times imports, must not find everything imported.
+    # Imported here, because a probe times imports and must not find them done already.
     from rollart_testing.check.run import run
 
     return run(target, only=only, options=options, timeout_s=timeout_s)

@@ -1,7 +1,7 @@
-"""The names of all checks, by kind and group; docs/check.md tells what each one means.
+"""The names of all checks by kind and group; docs/reference/checks.md explains each one.
 
-Takes: nothing. Gives: which checks a kind has, in the order in which they are reported, and what
-``--only`` may name. Never: runs one.
+Takes: nothing. Gives: the checks of each kind in the order of the report, and the names that
+``--only`` accepts. Never: runs a check.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ STATIC: Final = (
     "import_time",
     "licence",
 )
-"""Of a distribution."""
+"""Static checks of a distribution."""
 
 PACKAGE: Final = ("own_tests",)
-"""Of a distribution, in group runtime."""
+"""Checks of a distribution in the group runtime."""
 
 ENVIRONMENT_RUNTIME: Final = (
     "make",
@@ -79,10 +79,10 @@ AGENT_RUNTIME: Final = (
     "close_twice",
     "works_offline",
 )
-"""Of an environment whose program owns its loop; the names that others have mean the same."""
+"""Checks of an agent environment; shared names have the same meaning as elsewhere."""
 
 AGENTS: Final = "agents"
-"""What environments of kind agent are here; everywhere else they are environments."""
+"""The kind of agent environments here; elsewhere they are environments."""
 
 PARTS: Final[Mapping[str, Mapping[Group, Sequence[str]]]] = {
     "environments": {"runtime": ENVIRONMENT_RUNTIME, "semantic": ENVIRONMENT_SEMANTIC},
@@ -158,11 +158,11 @@ PARTS: Final[Mapping[str, Mapping[Group, Sequence[str]]]] = {
         "runtime": ("make", "describes", "isolates", "refuses", "collects_garbage")
     },
 }
-"""Kind -> group -> its checks; kinds that are not here have none."""
+"""Kind -> group -> checks; other kinds have none."""
 
 
 def checks_of(kind: str, only: Sequence[str] = ()) -> list[tuple[Group, str]]:
-    """Return the checks of a kind that ``only`` (groups, names; empty: all) lets through."""
+    """Return the checks of a kind that ``only`` (groups, names; empty means all) selects."""
     return [
         (group, name)
         for group, names in PARTS.get(kind, {}).items()
@@ -172,15 +172,15 @@ def checks_of(kind: str, only: Sequence[str] = ()) -> list[tuple[Group, str]]:
 
 
 def wanted(group: Group, name: str, only: Sequence[str]) -> bool:
-    """Return whether ``only`` lets a check through."""
+    """Return whether ``only`` selects a check."""
     return not only or group in only or name in only
 
 
 def checked_only(only: Sequence[str]) -> tuple[str, ...]:
-    """Return the groups and names of ``--only``, which may be comma separated.
+    """Return the groups and names of ``--only``, which may be separated by commas.
 
     Raises:
-        UserError: For one that is neither.
+        UserError: If a word is neither a group nor a check.
     """
     asked = tuple(word.strip() for item in only for word in item.split(",") if word.strip())
     names = {n for groups in PARTS.values() for ns in groups.values() for n in ns}
@@ -190,6 +190,6 @@ def checked_only(only: Sequence[str]) -> tuple[str, ...]:
             near = did_you_mean(word, sorted({*names, *GROUPS}))
             raise UserError(
                 f"{word!r} is neither a group ({', '.join(GROUPS)}) nor a check.{near} "
-                "docs/check.md lists them."
+                "docs/reference/checks.md lists them."
             )
     return asked

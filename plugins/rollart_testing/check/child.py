@@ -1,8 +1,8 @@
-"""What runs in a child of ``rollart check``: ``python -m rollart_testing.check.child``.
+"""The child process of ``rollart check``: ``python -m rollart_testing.check.child``.
 
-Takes: one line of JSON on stdin (the job). Gives: lines of JSON on the pipe that the job names:
-``{"begin": name}``, ``{"done": name, "outcome", "reason"}``, ``{"limits": {call: s}}``, and at the
-end ``{"transcript": ...}``. Never: outlives its parent: it ends when stdin closes.
+Takes: one line of JSON on stdin (the job). Gives: lines of JSON on the job's pipe: ``{"begin":
+name}``, ``{"done": name, "outcome", "reason"}``, ``{"limits": {call: s}}``, and at the end
+``{"transcript": ...}``. Never: outlives its parent; it ends when stdin closes.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def check_part(
     Args:
         kind: Such as ``"rewards"``.
         plugin_id: Id, alias or ``module:Class``.
-        folder: An empty folder to write in.
+        folder: An empty scratch folder.
         options: The plugin's options.
 
     Returns:
-        ``make`` and the checks of the kind; ``make`` alone, failed, when it cannot be made.
+        ``make`` and the checks of the kind; only a failed ``make`` if it cannot be created.
     """
     try:
         registry.resolve(kind, plugin_id)
@@ -92,7 +92,7 @@ def check_part(
 
 
 class _NotHere(Exception):
-    """What the check of this kind needs is not installed."""
+    """Raised if a package that this check needs is not installed."""
 
 
 def _reward(reward_id: str, options: Options, folder: Path) -> list[CheckResult]:
@@ -126,7 +126,7 @@ def _tiny_model(folder: Path) -> Path:
         import torch
         import transformers
     except ModuleNotFoundError as e:
-        raise _NotHere(f"{e.name} is not installed, and it makes the model for the engine") from e
+        raise _NotHere(f"{e.name} is not installed; the check builds a model with it") from e
     torch.manual_seed(0)
     model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_TINY_MODEL))
     model.save_pretrained(folder / "model")
@@ -187,17 +187,17 @@ PART_CHECKS: Final[Mapping[str, _PartCheck]] = {
     "forward_passes": _forward_pass,
     "sandbox_services": _service,
 }
-"""Kind -> what checks one of its plugins."""
+"""Kind -> function that checks one of its plugins."""
 
 
 FRESH: Final = "fresh_processes_agree"
 
 
 def main() -> None:
-    """Do the job of stdin."""
+    """Run the job from stdin."""
     job = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.set_inheritable(job["fd"], False)  # what an environment starts must not hold the pipe
+    os.set_inheritable(job["fd"], False)  # processes of an environment must not hold the pipe
     if job.get("offline"):
         bring_loopback_up()
     with os.fdopen(job["fd"], "w", encoding="utf-8", buffering=1) as pipe:
@@ -211,7 +211,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    os.read(sys.stdin.fileno(), 1)  # not through sys.stdin, whose lock would outlast this thread
+    os.read(sys.stdin.fileno(), 1)  # not with sys.stdin, because its lock would outlive this thread
     os._exit(1)
 
 

@@ -1,7 +1,7 @@
-"""A process without a network: in a network namespace of its own, where Linux allows one.
+"""Run a process without a network, in a separate network namespace if Linux allows it.
 
-Takes: nothing. Gives: the command that goes before another one, and what turns on the loopback
-inside. Never: changes the network of this process.
+Takes: nothing. Gives: a command prefix, and a function that turns on the loopback inside. Never:
+changes the network of this process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _UP: Final = 0x1
 
 @cache
 def prefix() -> tuple[tuple[str, ...], str]:
-    """Return the command that takes the network from another, or why there is none."""
+    """Return the prefix that runs a command without a network, or why there is none."""
     unshare = shutil.which("unshare")
     if unshare is None:
-        return (), "this system has no `unshare` to turn the network off with"
+        return (), "this system has no `unshare` command to turn the network off"
     own = (unshare, "-n") if os.geteuid() == 0 else (unshare, "-rn")
     done = subprocess.run([*own, "true"], capture_output=True, check=False, timeout=30)
     if done.returncode != 0:
@@ -34,7 +34,7 @@ def prefix() -> tuple[tuple[str, ...], str]:
 
 
 def bring_loopback_up() -> None:
-    """Turn on the loopback of a new network namespace: servers of an environment's own need it."""
+    """Turn on the loopback of a new network namespace; an environment's local servers need it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         name = b"lo".ljust(16, b"\0")
         answer = fcntl.ioctl(any_socket, _GET_FLAGS, name + bytes(24))

@@ -1,8 +1,8 @@
-"""The tests that a package brings: run by pytest, in a child of ``rollart check``.
+"""Run a package's own tests with pytest in a child of ``rollart check``.
 
 Takes: a project folder, which is the child's working directory. Gives: one result. Never: writes
-pytest's cache into the project, or runs tests within tests: what the package's tests check
-themselves is checked without them.
+pytest's cache into the project, or runs tests within tests: a check that starts in the package's
+own tests skips them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 OWN_TESTS: Final = "own_tests"
 UNDER_WAY: Final = "ROLLART_OWN_TESTS"
-"""The environment variable that package's tests are run with."""
+"""The environment variable that is set while a package's tests run."""
 _FOLDERS: Final = ("tests", "test")
 
 
 def why_none(folder: Path | None) -> str:
-    """Return why there are no tests to run; empty when there are.
+    """Return why there are no tests to run; empty if there are some.
 
     Args:
-        folder: Of the project; None: it is not one.
+        folder: The project's folder; None if there is none.
     """
     if folder is None:
-        return "it is no project folder: a distribution holds no tests"
+        return "it is not a project folder: a distribution holds no tests"
     if os.environ.get(UNDER_WAY):
         return "the package's own tests are running"
     return "" if _where(folder) else "the project has no tests"
@@ -50,29 +50,29 @@ def _check() -> str:
 
     counts = _Counts()
     os.environ[UNDER_WAY] = "1"
-    os.environ.pop("PYTEST_ADDOPTS", None)  # those of the shell that the check was started in
+    os.environ.pop("PYTEST_ADDOPTS", None)  # options of the calling shell
     code = pytest.main(["-q", "-p", "no:cacheprovider", *_where(Path.cwd())], plugins=[counts])
     expect(not counts.failed, f"{len(counts.failed)} failed: {'; '.join(counts.failed[:2])}")
     if code == pytest.ExitCode.NO_TESTS_COLLECTED or (code == 0 and not counts.num_passed):
-        raise SkipCheck("no test of it ran")
+        raise SkipCheck("none of its tests ran")
     expect(code == 0, f"pytest ended with code {int(code)}")
     return f"{counts.num_passed} passed"
 
 
 class _Counts:
-    """A plugin of pytest that counts."""
+    """A pytest plugin that counts results."""
 
     def __init__(self) -> None:
         self.num_passed = 0
         self.failed: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note how a phase of a test ended."""
+        """Record the outcome of a test phase."""
         self.num_passed += report.when == "call" and report.passed
         self._note(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note what cannot be collected."""
+        """Record a collection error."""
         self._note(report)
 
     def _note(self, report: Any) -> None:
@@ -83,7 +83,7 @@ class _Counts:
 
 
 def _where(folder: Path) -> list[str]:
-    """Return what pytest is given: ``testpaths`` of pyproject.toml, or a folder of tests."""
+    """Return the arguments of pytest: ``testpaths`` of pyproject.toml, or a folder of tests."""
     try:
         loaded = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
         named = loaded["tool"]["pytest"]["ini_options"]["testpaths"]

@@ -1,8 +1,8 @@
-"""What importing the hook modules of a package does: ``python -m rollart_testing.check.probe``.
+"""Import the hook modules of a package and report: ``python -m rollart_testing.check.probe``.
 
 Takes: one line of JSON on stdin (entry points, or one ``module:Class``). Gives: one line of JSON on
-the pipe that it names, with what was loaded, how long it took and what the hooks returned. Never:
-imports a class that a spec names, unless that class is all there is.
+the given pipe: loaded modules, import time and the specs of the hooks. Never: imports a class that
+a spec names, unless there is only a class.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-# All that a hook module may import for nothing is loaded before it is timed.
+# Load the modules that a hook module may import without cost before timing it.
 from rollart_core.plugins import hookspecs  # noqa: F401
 from rollart_core.plugins.manager import GROUP, KINDS, Plugins, load
 from rollart_core.plugins.manifest import MANIFEST_NAME
@@ -26,7 +26,7 @@ from rollart_core.plugins.registry import kind_of
 
 
 def main() -> None:
-    """Answer the question on stdin."""
+    """Run the request on stdin."""
     job = json.loads(sys.stdin.buffer.readline())
     answer = {"kind": kind_of(job["class"])} if job.get("class") else facts(job["entry_points"])
     with os.fdopen(job["fd"], "w", encoding="utf-8") as pipe:
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def facts(entry_points: list[tuple[str, str]]) -> dict[str, Any]:
-    """Return what there is to know of the hook modules of one distribution.
+    """Return the facts on the hook modules of one distribution.
 
     Args:
         entry_points: Name and value of each.
@@ -68,19 +68,19 @@ def _import_error(module: str) -> str | None:
 
 
 def _specs(own: Plugins) -> list[tuple[str, dict[str, Any]]]:
-    """Return (kind, spec) of all that the hooks returned, broken or not."""
+    """Return (kind, spec) of all registered plugins, broken or not."""
     working = [r for kind in KINDS for r in own.registered(kind).values()]
     return [(r.kind, asdict(r.spec)) for r in (*working, *own.broken_specs)]
 
 
 def _broken(own: Plugins, everyone: Plugins, values: set[str]) -> dict[str, str]:
-    """Return why entry points are broken, by themselves or beside what else is installed."""
+    """Return why entry points are broken, alone or with other installed packages."""
     found = [*everyone.broken, *own.broken]
     return {plugin.name: str(plugin.broken) for plugin in found if plugin.module in values}
 
 
 def _manifests(modules: list[str]) -> Any:
-    """Yield (package, text) of the manifests that lie beside the hook modules or above them."""
+    """Yield (package, text) of the manifests in the hook modules' packages or above them."""
     for module in dict.fromkeys(modules):
         package = module
         while package:

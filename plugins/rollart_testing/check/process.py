@@ -1,7 +1,7 @@
-"""A child process that checks, watched from outside: whatever hangs in it is ended, and named.
+"""Run checks in a watched child process; a hanging call is ended and reported.
 
 Takes: a job (plain values) and limits. Gives: the child's messages and how it ended. Never: leaves
-the child, or anything that it started, alive.
+the child or its subprocesses alive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rollart_testing.results import CheckOutcome, CheckResult
 
 Message = dict[str, Any]
 OTHER_CALL_S: Final = 120.0
-"""Seconds for a call that the spec gives none for, such as ``oracle()``."""
+"""Time limit in seconds for calls without one in the spec, such as ``oracle()``."""
 _GRACE_S: Final = 0.5
 _EXIT_S: Final = 2.0
 _CRASH_S: Final = 30.0
@@ -36,15 +36,15 @@ _HASH_SEEDS: Final = ("1", "2")
 
 @dataclass(slots=True)
 class Ended:
-    """How a child ended, and what it said before."""
+    """How a child ended, and its messages."""
 
     messages: list[Message] = field(default_factory=list)
     running: str = ""
-    """The check it was in; empty when it was in none."""
+    """The check that was running; empty if none."""
     hung_in: str = ""
-    """The call that did not return in time; empty when none hung."""
+    """The call that did not return in time; empty if none."""
     why: str = ""
-    """Why it did not finish; empty when it did."""
+    """Why it did not finish; empty if it did."""
 
     def said(self, key: str) -> Any:
         """Return the value of the last message with ``key``, or None."""
@@ -57,10 +57,10 @@ class Child:
     """How to start a child.
 
     Args:
-        module: What ``python -m`` runs; it gets the job on stdin and a pipe to answer on.
+        module: The module for ``python -m``; it gets the job on stdin and a pipe for messages.
         environ: Its environment variables.
         cwd: Its working directory.
-        prefix: What stands before the command, such as ``unshare -n``.
+        prefix: Words before the command, such as ``unshare -n``.
     """
 
     module: str
@@ -75,12 +75,12 @@ class Child:
         until: float,
         heard: Callable[[Message], None] = lambda message: None,
     ) -> Ended:
-        """Run the job to its end, or end it.
+        """Run the job until it ends or exceeds a limit.
 
         Args:
             job: Plain values.
-            until: Monotonic seconds at which it is ended wherever it is.
-            heard: Told each message as it comes.
+            until: Deadline in monotonic seconds.
+            heard: Callback for each message.
         """
         with tempfile.TemporaryDirectory(prefix="rollart-check-") as name:
             folder = Path(name)
@@ -94,7 +94,7 @@ class Child:
                     if ended.why == "":
                         ended.why = _fate(process, log, _CRASH_S if ended.running else _EXIT_S)
                     if ended.why == "" and ended.running:
-                        ended.why = "its process ended in the middle"
+                        ended.why = "its process ended before the job was done"
                 finally:
                     _end(process)
                     os.close(read_end)
@@ -117,7 +117,7 @@ class Child:
         finally:
             os.close(write_end)
         assert process.stdin is not None
-        # stdin stays open: the child ends itself when it closes, as it does when this process dies.
+        # stdin stays open: the child ends when it closes, which also happens if this process dies.
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
@@ -138,7 +138,7 @@ def environ(paths: Sequence[Path], *, second: bool = False) -> dict[str, str]:
 
     Args:
         paths: Folders to import from before all others.
-        second: Another hash seed, time zone and locale than those of the first.
+        second: Use a different hash seed, time zone and locale than for the first child.
     """
     own = [entry or str(Path.cwd()) for entry in sys.path]
     further = [entry for entry in own if Path(entry).is_dir() and not _is_pythons(entry)]
@@ -182,7 +182,7 @@ def _listen(
                 limits = message.get("limits", limits)
                 heard(message)
             continue
-        if process.poll() is not None:  # something it started holds the pipe open
+        if process.poll() is not None:  # a subprocess holds the pipe open
             return ended
         if time.monotonic() > until:
             ended.why = "the time for all checks (--timeout) is up"
@@ -194,7 +194,7 @@ def _listen(
 
 
 def _late(watch: WatchFile, limits: Mapping[str, float]) -> tuple[str, str] | None:
-    """Return the call that is over its limit, and a sentence on it."""
+    """Return the call that exceeded its limit, and a message."""
     under_way = watch.call()
     if under_way is None:
         return None
@@ -206,16 +206,16 @@ def _late(watch: WatchFile, limits: Mapping[str, float]) -> tuple[str, str] | No
 
 
 def _fate(process: subprocess.Popen[bytes], log: Any, limit_s: float) -> str:
-    """Return why a child that closed its pipe did not end well; empty when it did."""
+    """Return why a child that closed its pipe failed; empty if it did not."""
     try:
         code = process.wait(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return ""  # its last word is said; what keeps it alive is the affair of nothing_left_open
+        return ""  # all messages arrived; nothing_left_open checks what keeps it alive
     if code == 0:
         return ""
     log.seek(0)
     lines = log.read().decode(errors="replace").strip().splitlines()
-    last = first_line(lines[-1]) if lines else "it said nothing"
+    last = first_line(lines[-1]) if lines else "it printed nothing"
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     return f"its process {how}: {last}"
 

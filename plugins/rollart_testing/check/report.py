@@ -1,6 +1,6 @@
-"""What a check of a subject came to.
+"""The report of a check.
 
-Takes: results. Gives: counts, a verdict, JSON. Never: takes a SKIP for a pass.
+Takes: results. Gives: counts, a verdict, JSON. Never: counts a SKIP as a pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Result:
     """One check of one thing."""
 
     id: str
-    """The plugin's id; of static checks, the distribution's name."""
+    """The plugin's id; for static checks, the distribution's name."""
     group: Group
     name: str
     outcome: CheckOutcome
@@ -31,18 +31,18 @@ class Report:
 
     subject: str
     version: str
-    """Of its distribution; empty when it has none."""
+    """The distribution's version; empty if there is none."""
     results: Sequence[Result]
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many checks ended how."""
+        """The number of checks by outcome."""
         counted = Counter(result.outcome for result in self.results)
         return {outcome.value: counted[outcome] for outcome in CheckOutcome}
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed, and something passed of each id that was checked."""
+        """Whether no check failed, and at least one passed for each checked id."""
         proven = {r.id for r in self.results if r.outcome is CheckOutcome.PASS}
         failed = any(r.outcome is CheckOutcome.FAIL for r in self.results)
         return bool(proven) and not failed and proven == {r.id for r in self.results}

@@ -1,7 +1,7 @@
-"""From what a person typed to a report.
+"""Run all checks of a target and build the report.
 
-Takes: a target, options and a choice of checks. Gives: a :class:`Report`. Never: runs a plugin's
-code in this process (its hooks apart, where it is installed), or leaves a child behind.
+Takes: a target, options and a selection of checks. Gives: a :class:`Report`. Never: runs a plugin's
+code in this process (except the hooks of installed plugins), or leaves a child running.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def check_environment(
 
     Args:
         job: Kind, id and options.
-        names: The checks asked for.
+        names: The requested checks.
         paths: Folders to import from before all others.
-        until: Monotonic seconds at which all is ended.
-        heard: Told the name of each check as it begins.
+        until: Deadline in monotonic seconds.
+        heard: Callback with the name of each check as it begins.
     """
     compared = FRESH in names or OFFLINE in names
     known = AGENT_CHECKS if job["kind"] == AGENTS else CHECKS
@@ -75,13 +75,14 @@ def check_environment(
 
 
 class _Second:
-    """Starts the children that are compared with the first.
+    """Starts the child processes that are compared with the first one.
 
     Args:
         job: As for the first.
         paths: As for the first.
-        cwd: Their working directory; another than the first's, unless options may name files.
-        until: Monotonic seconds at which they are ended.
+        cwd: Their working directory; it differs from the first child's, unless options may name
+            files.
+        until: Deadline in monotonic seconds.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class _Second:
         self._environ, self._cwd, self._until = environ(paths, second=True), cwd, until
 
     def run(self, prefix: Sequence[str] = ()) -> Ended:
-        """Run one, with the network off when ``prefix`` is what turns it off."""
+        """Run one child; ``prefix`` may turn the network off."""
         child = Child(_CHILD, self._environ, self._cwd, prefix)
         return child.run({**self._job, "offline": bool(prefix)}, until=self._until)
 
@@ -102,13 +103,13 @@ def _tell(message: Message, heard: Callable[[str], None]) -> None:
 
 
 def _own_results(first: Ended, names: Sequence[str]) -> dict[str, CheckResult]:
-    """Return a result for every check of the first child; what it did not come to is skipped."""
+    """Return a result for every check of the first child; checks that did not run are skipped."""
     found = said_results(first)
     if first.why:
         guilty = "within_timeouts" if first.hung_in in _TIMED else first.running or "make"
         where = f" (in {first.running})" if first.running not in {"", guilty} else ""
         found[guilty] = CheckResult(guilty, CheckOutcome.FAIL, f"{first.why}{where}")
-    reason = f"not run: {first.why or 'it could not be made'}"
+    reason = f"not run: {first.why or 'it could not be created'}"
     missing = {
         name: CheckResult(name, CheckOutcome.SKIP, reason) for name in names if name not in found
     }
@@ -118,7 +119,7 @@ def _own_results(first: Ended, names: Sequence[str]) -> dict[str, CheckResult]:
 def _compared(
     first: Ended, other: Ended, second: _Second, found: Mapping[str, CheckResult]
 ) -> dict[str, CheckResult]:
-    """Judge what needs a second process: is it the same there, and without a network?"""
+    """Return the results of checks in further processes: a new one, and one without a network."""
     failed = [name for name, result in found.items() if result.outcome is CheckOutcome.FAIL]
     blocked = [name for name in failed if name in (*_REPEATS, *_TIMED_CHECKS)]
     own_error = error(first.said("transcript") or [])
@@ -146,10 +147,10 @@ def _compared(
 
 
 def _trouble(first: Ended, other: Ended) -> str | None:
-    """Return what went otherwise in the other process; None when nothing did."""
+    """Return what differed in the other process; None if nothing did."""
     episodes = other.said("transcript")
     if episodes is None:
-        return other.why or "it ended without a word"
+        return other.why or "it ended without a message"
     if error(episodes):
         return error(episodes)
     return parting(first.said("transcript"), episodes) if first.said("deterministic") else None
@@ -164,7 +165,7 @@ def _skip(name: str, reason: str) -> CheckResult:
 
 
 Heard = Callable[[str, str], None]
-"""Told (id, what is going on)."""
+"""Callback with (id, current activity)."""
 
 TIMEOUT_S: Final = 600.0
 _PROBE_S: Final = 60.0
@@ -180,14 +181,14 @@ def run(
     timeout_s: float = TIMEOUT_S,
     heard: Heard = lambda plugin_id, what: None,
 ) -> Report:
-    """Check as :func:`rollart_testing.check.check` does, and tell ``heard`` what is going on."""
+    """Run :func:`rollart_testing.check.check`, and report progress to ``heard``."""
     asked = checked_only(only)
     with tempfile.TemporaryDirectory(prefix="rollart-check-") as scratch:
         found = _opened(target, Path(scratch), options or {})
         if options and found.ids is None:
             raise UserError(
-                f"options are for one plugin, and {target} may hold several: "
-                "install it, and name an id"
+                f"options apply to one plugin, but {target} may hold several: "
+                "install it, and give an id"
             )
         results = list(_results(found, asked, dict(options or {}), timeout_s, heard))
     return Report(found.name, found.version, tuple(results))
@@ -199,7 +200,7 @@ def _opened(target: str, scratch: Path, options: Mapping[str, object]) -> Target
     except UnknownIdError:
         if registry.ISOLATION not in options:
             raise
-        reason = "it is not installed here, only in its box"
+        reason = "it is not installed here, only in its sandbox"
         return Target(name=target, ids=[("environments", target)], no_static=reason)
 
 
@@ -228,7 +229,7 @@ def _results(
 
 
 def _own_tests(target: Target, only: Sequence[str], timeout_s: float) -> list[CheckResult]:
-    """Run the tests of the package; of a single plugin there are none."""
+    """Run the tests of the package; a single plugin has none."""
     if target.ids is not None or not wanted("runtime", OWN_TESTS, only):
         return []
     if reason := why_none(target.project):
@@ -265,7 +266,7 @@ def _static(target: Target, facts: Facts | None, names: Sequence[str]) -> list[C
 
 
 def _facts(target: Target) -> Facts:
-    """Return what a probe found; where its import was slow, the least time of several counts."""
+    """Return the facts of a probe; a slow import is timed again, and the minimum counts."""
     job = {"entry_points": [list(pair) for pair in target.entry_points]}
     until = time.monotonic() + _PROBE_S
     child = Child(_PROBE, environ(target.paths), Path.cwd())
@@ -287,13 +288,13 @@ def _kind_of(target: Target, path: str) -> str:
 
 
 def _is_agent(facts: Facts | None, plugin_id: str) -> bool:
-    """Return whether an environment's spec says that its program owns its loop."""
+    """Return whether an environment is an agent environment by its spec."""
     for kind, spec in facts.specs if facts is not None else ():
         if kind == "environments" and spec.get("id") == plugin_id:
             return spec.get("kind") == "agent"
     try:
         said = registry.spec("environments", plugin_id)
-    except UserError:  # it is in a box alone; or broken, as the checks will say
+    except UserError:  # it is only in a sandbox; or it is broken, which the checks report
         return False
     return isinstance(said, EnvSpec) and said.kind == "agent"
 
@@ -306,8 +307,8 @@ def _ids(facts: Facts | None) -> list[tuple[str, str]]:
 
 def _nothing_to_run(facts: Facts | None) -> str:
     if facts is None or facts.broken or facts.errors:
-        return "nothing could be run: see entry_point"
-    return "it registers nothing that can be run"
+        return "nothing could run: see entry_point"
+    return "it registers nothing that can run"
 
 
 def _of_plugin(
@@ -323,7 +324,7 @@ def _of_plugin(
     if kind not in PARTS:
         reason = f"{plugin_id}: there are no checks for {kind}"
         if kind == "env_adapters":
-            reason += "; check one of its environments, ADAPTER::FOREIGN_ID"
+            reason += "; check one of its environments as ADAPTER::FOREIGN_ID"
         yield Result(target.static_id, "runtime", "make", CheckOutcome.SKIP, reason)
         return
     names = [name for _, name in wanted_checks]
@@ -350,5 +351,5 @@ def _check_part(
     found = said_results(ended)
     if ended.why and "make" not in found:
         found["make"] = CheckResult("make", CheckOutcome.FAIL, ended.why)
-    reason = ended.why or "not run: it could not be made"
+    reason = ended.why or "not run: it could not be created"
     return {name: found.get(name, CheckResult(name, CheckOutcome.SKIP, reason)) for name in names}

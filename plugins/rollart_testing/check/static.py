@@ -1,6 +1,6 @@
-"""What can be said of a package without playing: manifest, entry points, imports, licence.
+"""Static checks of a package: manifest, entry points, imports, licence.
 
-Takes: a target and what probes of it found. Gives: checks that raise. Never: imports the package.
+Takes: a target and the facts of its probes. Gives: checks that raise. Never: imports the package.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from rollart_testing.check.target import Target
 from rollart_testing.results import CheckResult, SkipCheck, expect, run_check
 
 MAX_IMPORT_S: Final = 0.3
-"""CPU seconds that hook modules may take to import, on top of RollArt's own."""
+"""Maximum CPU seconds to import hook modules, in addition to RollArt's own."""
 HEAVY: Final = frozenset(
     """torch transformers tokenizers safetensors tensorflow jax flax ray docker datasets scipy
     pandas sklearn matplotlib spacy nltk aiohttp fastapi nicegui vllm sglang cv2 gymnasium trl
     openai anthropic textarena gem reasoning_gym skyrl_gym""".split()  # noqa: SIM905
 )
-"""Top-level packages that no listing should have to import."""
+"""Top-level packages that hook modules should not import."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What probes of a package found; see :mod:`rollart_testing.check.probe`."""
+    """The facts from probes of a package; see :mod:`rollart_testing.check.probe`."""
 
     cpu_s: float
-    """The least of all probes."""
+    """The minimum over all probes."""
     loaded: Sequence[str]
-    """Modules that importing the hook modules and asking their hooks brought in."""
+    """Modules that were imported by the hook modules and their hooks."""
     errors: Mapping[str, str]
     """Hook module -> why it cannot be imported."""
     specs: Sequence[tuple[str, Mapping[str, Any]]]
-    """(kind, spec) of all that its hooks returned."""
+    """(kind, spec) of all plugins that its hooks returned."""
     broken: Mapping[str, str]
     """Entry point -> why it is broken."""
     manifests: Mapping[str, str]
@@ -52,16 +52,16 @@ class Facts:
 
 
 NO_FACTS: Final = Facts(0.0, (), {}, (), {}, {})
-"""Of what has no hooks to ask."""
+"""The facts of a target without hooks."""
 
 
 def run_static_checks(target: Target, facts: Facts, names: Sequence[str]) -> list[CheckResult]:
-    """Run the static checks that are named, in order, and those that they need.
+    """Run the given static checks in order, with the checks that they depend on.
 
     Args:
-        target: What is checked.
-        facts: What probes found.
-        names: Which checks to report.
+        target: The target of the check.
+        facts: The facts from probes.
+        names: The checks to report.
     """
     results: list[CheckResult] = []
     for name, check in CHECKS.items():
@@ -71,15 +71,15 @@ def run_static_checks(target: Target, facts: Facts, names: Sequence[str]) -> lis
 
 
 def check_contract_version(target: Target, facts: Facts) -> None:
-    """Manifest and specs speak a contract version that this RollArt speaks too."""
+    """Manifest and specs have a contract version that this RollArt supports."""
     _skip_without_plugin(target)
     versions = {spec["id"]: spec.get("contract_version") for _, spec in _plugin_specs(facts)}
     versions |= {_where(package): _version(text) for package, text in facts.manifests.items()}
     if not versions:
-        raise SkipCheck("it has neither a manifest nor specs to say one")
+        raise SkipCheck("it has neither a manifest nor specs with a contract version")
     for who, version in versions.items():
         fault = plugin_api.version_fault(version) if isinstance(version, int) else None
-        expect(fault is None, f"{who} speaks {fault}")
+        expect(fault is None, f"{who} has {fault}")
 
 
 def check_manifest(target: Target, facts: Facts) -> None:
@@ -93,7 +93,7 @@ def check_manifest_agrees(target: Target, facts: Facts) -> None:
     _skip_without_plugin(target)
     manifests = _manifests(target, facts)
     kinds = set(MANIFEST_KINDS)
-    if target.is_core:  # whose inner parts, such as trackers, stand in code alone
+    if target.is_core:  # internal plugins, such as trackers, are only in code
         kinds = {kind for manifest in manifests.values() for kind in manifest.specs}
     listed = {
         (kind, spec.id): _values(asdict(plugin_api.as_today(spec)))
@@ -106,7 +106,7 @@ def check_manifest_agrees(target: Target, facts: Facts) -> None:
     }
     for kind, spec_id in sorted(set(listed) ^ set(returned)):
         side = MANIFEST_NAME if (kind, spec_id) in listed else "a hook"
-        expect(False, f"{spec_id} is named by {side} alone (among {kind})")
+        expect(False, f"{spec_id} is only in {side} (among {kind})")
     for key, values in listed.items():
         differing = [name for name in values if values[name] != returned[key].get(name)]
         expect(
@@ -116,10 +116,10 @@ def check_manifest_agrees(target: Target, facts: Facts) -> None:
 
 
 def check_entry_point(target: Target, facts: Facts) -> None:
-    """It has an entry point in group ``rollart``, which loads and is not broken."""
+    """It has an entry point in group ``rollart`` that loads."""
     expect(
         target.entry_points,
-        f"it has no entry point in group {GROUP!r}: name a module of hooks in "
+        f"it has no entry point in group {GROUP!r}: add a module of hooks to  "
         f"[project.entry-points.{GROUP}]",
     )
     for module, error in facts.errors.items():
@@ -130,7 +130,7 @@ def check_entry_point(target: Target, facts: Facts) -> None:
 
 
 def check_pins(target: Target, facts: Facts) -> None:
-    """Every dependency says which versions it fits, and none is a direct URL."""
+    """Every dependency has a version specifier, and none is a direct URL."""
     wrong, bare, bound = [], set(), set()
     for line in _dist(target).requires or ():
         try:
@@ -143,19 +143,19 @@ def check_pins(target: Target, facts: Facts) -> None:
         elif not requirement.specifier:
             bare.add(canonicalize_name(requirement.name))
         elif "extra" not in str(requirement.marker):
-            # This binds it in extras too, where rollart[train] may stand without a version.
+            # The bound also covers extras, where rollart[train] may have no version.
             bound.add(canonicalize_name(requirement.name))
     wrong += [f"{n} has no version, such as {n}>=1.2" for n in sorted(bare - bound)]
     expect(not wrong, "; ".join(wrong))
 
 
 def check_lazy_import(target: Target, facts: Facts) -> None:
-    """Its hook modules import neither the classes they name nor heavy libraries."""
+    """Its hook modules import neither their plugins' classes nor heavy libraries."""
     _skip_without_plugin(target)
     loaded = set(facts.loaded)
     classes = {str(spec["entry_point"]).partition(":")[0] for _, spec in facts.specs}
     eager = sorted(classes & loaded)
-    expect(not eager, f"importing the hooks imports {', '.join(eager)}, which specs name lazily")
+    expect(not eager, f"importing the hooks imports {', '.join(eager)}; use lazy references")
     heavy = sorted({module.partition(".")[0] for module in loaded} & HEAVY)
     expect(not heavy, f"importing the hooks imports {', '.join(heavy)}")
 
@@ -172,7 +172,7 @@ def check_licence(target: Target, facts: Facts) -> str:
     """Manifest and metadata name the same SPDX licence, and its text is in the distribution."""
     dist = _dist(target)
     said = _metadata_licence(dist)
-    expect(said, "its metadata names no licence: put an SPDX expression in project.license")
+    expect(said, "its metadata has no licence: set project.license to an SPDX expression")
     licence = _spdx(said, "the metadata")
     for package, manifest in _read(facts).items():
         stated = _spdx(manifest.licence, _where(package))
@@ -213,7 +213,7 @@ def _plugin_specs(facts: Facts) -> list[tuple[str, Mapping[str, Any]]]:
 
 def _manifests(target: Target, facts: Facts) -> dict[str, Manifest]:
     if not facts.manifests and target.is_core:
-        raise SkipCheck("a part of RollArt itself, whose specs stand in code alone")
+        raise SkipCheck("a part of RollArt itself, whose specs are only in code")
     packages = {value.partition(":")[0].partition(".")[0] for _, value in target.entry_points}
     expect(facts.manifests, f"no {MANIFEST_NAME} in package {' or '.join(sorted(packages))}")
     return _read(facts)
@@ -223,7 +223,7 @@ def _read(facts: Facts) -> dict[str, Manifest]:
     """Return the manifests.
 
     Raises:
-        CheckFailed: When one has faults.
+        CheckFailed: If one has faults.
     """
     manifests = {}
     for package, text in facts.manifests.items():
@@ -247,7 +247,7 @@ def _version(text: str) -> object:
 
 
 def _values(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a spec as JSON has them: tuples are lists, 1.0 is 1."""
+    """Return the fields of a spec as JSON data: tuples are lists, 1.0 is 1."""
     return {name: _value(value) for name, value in spec.items()}
 
 
@@ -259,7 +259,7 @@ def _value(value: Any) -> Any:
 
 def _dist(target: Target) -> Distribution:
     if target.dist is None:
-        raise SkipCheck("no distribution brings it: ROLLART_PLUGINS names its module")
+        raise SkipCheck("no distribution provides it: its module is in ROLLART_PLUGINS")
     return target.dist
 
 
@@ -273,12 +273,12 @@ def _spdx(expression: str, who: str) -> str:
     try:
         return str(canonicalize_license_expression(expression))
     except InvalidLicenseExpression:
-        expect(False, f"{who} says {first_line(expression, 60)!r}, which is no SPDX expression")
+        expect(False, f"{who} has {first_line(expression, 60)!r}, not an SPDX expression")
         raise
 
 
 def _has_licence_file(dist: Distribution) -> bool:
-    """Return whether a licence file lies in the metadata's folder, wherever builders put it."""
+    """Return whether the metadata's folder has a licence file, at any place of known builders."""
     named = dist.metadata.get_all("License-File") or []
     texts = [dist.read_text(f"{folder}{name}") for name in named for folder in ("licenses/", "")]
     files = [str(path).upper() for path in dist.files or ()]

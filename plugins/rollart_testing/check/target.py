@@ -1,7 +1,7 @@
-"""What is checked: an id, a project folder or a wheel, and where it lies.
+"""Resolve the target of a check: an id, a project folder or a wheel.
 
-Takes: what a person typed. Gives: a :class:`Target`: distribution, entry points, and the folders
-from which a child imports it. A project's metadata are laid out as if it were installed. Never:
+Takes: the target as typed. Gives: a :class:`Target`: distribution, entry points, and the folders
+from which a child imports it. A project's metadata is written as if it were installed. Never:
 imports it, runs a build backend, or writes into its folder.
 """
 
@@ -31,23 +31,23 @@ _LICENCE_GLOBS: Final = ("LICEN[CS]E*", "COPYING*", "NOTICE*", "AUTHORS*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One subject of a check."""
+    """The subject of a check."""
 
     name: str
-    """What it is called in the report."""
+    """Its name in the report."""
     version: str = ""
     dist: Distribution | None = None
-    """Its metadata; None when it has none."""
+    """Its metadata; None if it has none."""
     entry_points: Sequence[tuple[str, str]] = ()
     """Name and value of each entry point in group ``rollart``."""
     paths: Sequence[Path] = ()
-    """Folders that a child imports from before all others."""
+    """Folders at the front of a child's import path."""
     project: Path | None = None
-    """The folder of its source, when that is what was given."""
+    """The source folder, if a project folder was given."""
     ids: Sequence[tuple[str, str]] | None = None
-    """(kind, id) of what is checked; None: all that its hooks return."""
+    """(kind, id) of the checked plugins; None means all that its hooks return."""
     no_static: str = ""
-    """Why there is nothing static to check; empty when there is."""
+    """Why there is nothing static to check; empty if there is."""
 
     @property
     def is_core(self) -> bool:
@@ -56,19 +56,19 @@ class Target:
 
     @property
     def static_id(self) -> str:
-        """What its static results are filed under."""
+        """The subject of its static results."""
         return self.dist.name if self.dist is not None else self.name
 
 
 def open_target(given: str, scratch: Path) -> Target:
-    """Find out what is meant.
+    """Resolve a target.
 
     Args:
         given: An id, alias, ``module:Class``, ``ADAPTER::FOREIGN_ID``, folder or wheel.
-        scratch: An empty folder to unpack in.
+        scratch: An empty scratch folder.
 
     Raises:
-        UserError: When there is no such thing, or it is no plugin project or no wheel.
+        UserError: If it does not exist, or is neither a plugin project nor a wheel.
     """
     found = _registered(given)
     if found is not None:
@@ -133,7 +133,7 @@ def _unpacked(wheel: Path, scratch: Path) -> Distribution:
         raise UserError(f"{wheel}: give an id, a project folder or a wheel (*.whl): {e}") from e
     try:
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(scratch)  # which never leaves the folder, whatever the names say
+            archive.extractall(scratch)  # extractall never writes outside the folder
     except (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as e:
         raise UserError(f"{wheel}: cannot be read as a wheel: {e}") from e
     infos = [folder for folder in scratch.glob("*.dist-info") if (folder / "METADATA").is_file()]
@@ -143,7 +143,7 @@ def _unpacked(wheel: Path, scratch: Path) -> Distribution:
 
 
 def _unregistered(given: str) -> Target:
-    """Return the target of an adapter's id or of ``module:Class``; refuse all else."""
+    """Return the target of an adapter's id or of ``module:Class``; otherwise raise."""
     if SEPARATOR in given:
         registered = registry.find("environments", given)
         reason = f"a foreign environment, through the adapter of {registered.plugin}"
@@ -167,10 +167,10 @@ def _laid_out(folder: Path, scratch: Path) -> tuple[Distribution, list[Path]]:
 
     Args:
         folder: The project's.
-        scratch: An empty folder, which gets the metadata.
+        scratch: An empty folder for the metadata.
 
     Raises:
-        UserError: When the folder holds no project.
+        UserError: If the folder holds no project.
     """
     folder = folder.resolve()
     pyproject = folder / "pyproject.toml"
@@ -202,15 +202,15 @@ def _installed(name: str, folder: Path) -> Distribution:
         return distribution(name)
     except PackageNotFoundError:
         raise UserError(
-            f"{folder}: its dependencies or entry points are dynamic, which only a build tells: "
+            f"{folder}: its dependencies or entry points are dynamic, which needs a build: "
             "install it (`pip install -e .`), or build a wheel and check that"
         ) from None
 
 
 def _roots(folder: Path, loaded: Mapping[str, Any]) -> list[Path]:
-    """Return where its packages lie: setuptools' own words, ``src``, or the folder itself.
+    """Return the folders of its packages: from setuptools' settings, ``src``, or the folder itself.
 
-    Folders without a hook module are left out: what else lies there must shadow nothing.
+    Folders without a hook module are left out, so that their files do not shadow other modules.
     """
     setuptools = _table(loaded, "tool", "setuptools")
     where = _table(setuptools, "packages", "find").get("where", [])
@@ -223,7 +223,7 @@ def _roots(folder: Path, loaded: Mapping[str, Any]) -> list[Path]:
 
 
 def _table(loaded: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """Return the table under ``keys``; an empty one where there is something else."""
+    """Return the table under ``keys``; an empty one if the value is not a table."""
     found: Any = loaded
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None
@@ -255,7 +255,7 @@ def _entry_points_text(project: Mapping[str, Any]) -> str:
 
 
 def _copy_licences(folder: Path, project: Mapping[str, Any], info: Path) -> list[str]:
-    """Copy the licence files, as a build would, and return their names."""
+    """Copy the licence files as a build does, and return their names."""
     licence = project.get("license")
     named = [licence["file"]] if isinstance(licence, dict) and "file" in licence else []
     globs = project.get("license-files", _LICENCE_GLOBS)

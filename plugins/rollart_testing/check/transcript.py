@@ -1,7 +1,7 @@
-"""What a process sees of an environment or agent task, in a form that another process can compare.
+"""Record episodes in a form that another process can compare.
 
-Takes: a subject. Gives: its first episodes as plain values. Never: keeps long pages, only their
-beginning and a hash.
+Takes: a subject (an environment or agent task). Gives: its first episodes as plain values. Never:
+keeps long pages, only their beginning and a hash.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _LONG: Final = 400
 
 
 def transcript(subject: Subject) -> list[Episode]:
-    """Play the first tasks of each split by several policies, and note all.
+    """Play the first tasks of each split with several policies, and record all episodes.
 
-    An error ends it and is the last episode: ``{"error": ...}``.
+    An error ends the recording and is the last episode: ``{"error": ...}``.
     """
     episodes: list[Episode] = []
     try:
@@ -47,9 +47,9 @@ def _said(error: Exception) -> str:
 
 
 def parting(one: Sequence[Episode], two: Sequence[Episode]) -> str | None:
-    """Return where two transcripts part; None when they do not.
+    """Return where two transcripts differ; None if they do not.
 
-    They may differ in length, as a slow process plays fewer tasks.
+    They may differ in length, because a slow process plays fewer tasks.
     """
     for a, b in zip(one, two, strict=False):
         for turn, (x, y) in enumerate(zip(a.get("steps", ()), b.get("steps", ()), strict=False)):
@@ -62,7 +62,7 @@ def parting(one: Sequence[Episode], two: Sequence[Episode]) -> str | None:
 
 def error(episodes: Sequence[Episode]) -> str | None:
     """Return what ended a transcript early, if anything did."""
-    return episodes[-1].get("error") if episodes else "it played nothing"
+    return episodes[-1].get("error") if episodes else "it played no episode"
 
 
 def _cut(text: str) -> str:
@@ -73,7 +73,7 @@ def _cut(text: str) -> str:
 
 def _parts(one: dict[str, str], two: dict[str, str]) -> str:
     return " and ".join(
-        f"{name} {one.get(name, '')[:60]} against {two.get(name, '')[:60]}"
+        f"{name} {one.get(name, '')[:60]} versus {two.get(name, '')[:60]}"
         for name in {**one, **two}
         if one.get(name) != two.get(name)
     )

@@ -1,7 +1,7 @@
-"""A watch that another process can read, even while the watched one hangs with Python's lock held.
+"""A call timer that another process can read, even if the timed process hangs with the GIL held.
 
-Takes: the calls of a child, as marks in a small shared file. Gives: the call it is in, and since
-when. Never: waits.
+Takes: the calls of a child, as marks in a small shared file. Gives: the current call and its start
+time. Never: waits.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _FORM = struct.Struct("d24s")
 
 
 class SharedWatch(Watch):
-    """Writes what it times to a file.
+    """Writes the current call to a file.
 
     Args:
-        path: A file made by :meth:`WatchFile.create`.
+        path: A file created by :meth:`WatchFile.create`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,7 +28,7 @@ class SharedWatch(Watch):
             self._memory = mmap.mmap(file.fileno(), _FORM.size)
 
     def mark(self, call: str, began: float) -> None:
-        """Note that ``call`` begins."""
+        """Record the start of ``call``."""
         _FORM.pack_into(self._memory, 0, began, call.encode()[:24])
 
 
@@ -40,6 +40,6 @@ class WatchFile:
         path.write_bytes(bytes(_FORM.size))
 
     def call(self) -> tuple[str, float] | None:
-        """Return the call under way and when it began (monotonic seconds); None between calls."""
+        """Return the current call and its start (monotonic seconds); None between calls."""
         began, call = _FORM.unpack(self.path.read_bytes())
         return (call.rstrip(b"\0").decode(errors="replace"), began) if began else None

@@ -1,1 +1,1 @@
-"""What went wrong in the learning of a run, from its journal: `rollart diagnose`."""
+"""Diagnose the learning of a run from its journal: `rollart diagnose`."""

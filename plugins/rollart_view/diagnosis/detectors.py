@@ -1,4 +1,4 @@
-"""What can go wrong in a run, one detector each.
+"""Detectors of problems in a run, one function each.
 
 Takes: a :class:`~rollart_view.diagnosis.history.History`. Gives: a finding, or None. Never: reads
 a file.
@@ -60,16 +60,16 @@ BUSY_SHARE = 1 / 3
 MIN_STALLED = 75
 """Batches of a plateau: fewer are often followed by a rise, also in sound runs."""
 STALLED_SHARE = 0.25
-"""On a plateau, as many batches again would close at most this share of what is missing."""
+"""On a plateau, the same number of further batches would close at most this share of the gap."""
 PROBABLE_Z = 2.33
 """One-sided 1% quantile of the normal distribution, where CERTAIN_Z asks too much: of validations,
 which are few, and of the question whether success rises at all."""
 
 
 def find_vanishing_signal(history: History) -> Finding | None:
-    """Find that few groups have an advantage, although the tasks are not solved.
+    """Detect that few groups have an advantage, although the tasks are not solved.
 
-    Where they are, equal rewards are what success looks like. The upper end of Wilson's interval
+    If they are solved, equal rewards are expected. The upper end of Wilson's interval
     must be below LITTLE_SIGNAL.
     """
     first = _recent(history)
@@ -91,17 +91,17 @@ def find_vanishing_signal(history: History) -> Finding | None:
     evidence = (
         f"{where}, {num_live:.0f} of {num_groups:.0f} groups have an advantage ({share.mean:.0%}, "
         f"95% interval {share.low:.0%} to {share.high:.0%}); the rewards of the others are equal.",
-        f"The {measure.name} is {measure.show(level)}: {why}, so that they teach nothing.",
+        f"The {measure.name} is {measure.show(level)}: {why}, so that they give no gradient.",
     )
     numbers = {"live_share": share.mean, "level": level}
     return _finding(history, "vanishing_signal", first, evidence, numbers)
 
 
 def find_mismatch(history: History) -> Finding | None:
-    """Find that trainer and engine give different logprobs with the same weights.
+    """Detect that trainer and engine give different logprobs with the same weights.
 
-    Only tokens of the newest version count. A batch without any has a difference of exactly 0, and
-    is left out.
+    Only tokens of the newest version count. A batch without such tokens has a difference of exactly
+    0, and is left out.
     """
     series = history.get("train/logprob_diff_fresh_mean")
     series = Series(series.versions[series.values > 0], series.values[series.values > 0])
@@ -123,9 +123,9 @@ def find_mismatch(history: History) -> Finding | None:
 
 
 def find_staleness(history: History) -> Finding | None:
-    """Find that samples are too old: degenerate weights, much clipping, or dropped groups.
+    """Detect that samples are too old: degenerate weights, much clipping, or dropped groups.
 
-    A large staleness alone is no fault: what counts is how far the policy has moved since.
+    A large staleness alone is not a problem: the change of the policy since sampling counts.
     """
     first, evidence, numbers = _recent(history), list[str](), dict[str, float]()
     stale = _mean(history.get("staleness/mean").between(first))
@@ -151,9 +151,9 @@ def find_staleness(history: History) -> Finding | None:
 
 
 def find_length_drift(history: History) -> Finding | None:
-    """Find that episodes become longer or shorter, and success does not rise with it.
+    """Detect that episodes become longer or shorter, but success does not rise.
 
-    Its gain and one standard error must be small, or the growth may be what success costs.
+    The gain and one standard error must be small, because success may need longer episodes.
     """
     measure = history.measure()
     for first in _spans(history):
@@ -181,7 +181,7 @@ def find_length_drift(history: History) -> Finding | None:
 
 
 def find_reward_hacking(history: History) -> Finding | None:
-    """Find that the reward, or a component of it, rises while success or validation falls."""
+    """Detect that the reward, or a component of it, rises while success or validation falls."""
     success, validation = history.get("rollout/success_mean"), history.get("validation/success")
     names = [n for n in history.series if n.startswith("reward/") and n != "reward/success"]
     low, high = history.rewards or (0.0, 0.0)
@@ -209,7 +209,7 @@ def find_reward_hacking(history: History) -> Finding | None:
 
 
 def find_overfitting(history: History) -> Finding | None:
-    """Find that success on training tasks leaves validation behind."""
+    """Detect that success rises on training tasks, but not in validation."""
     validation = history.get("validation/success")
     train = history.get("rollout/success_mean")
     if len(validation) == 0 or len(train) < MIN_BATCHES:
@@ -238,7 +238,7 @@ def find_overfitting(history: History) -> Finding | None:
 
 
 def find_plateau(history: History) -> Finding | None:
-    """Find that success no longer rises, and is not near what is possible.
+    """Detect that success no longer rises, and is not near the maximum.
 
     An equivalence test on the last half: the upper end of the 95% interval of its gain must be
     small, so that a short or noisy run gives no finding.
@@ -267,7 +267,7 @@ def find_plateau(history: History) -> Finding | None:
 
 
 def find_starved_trainer(history: History) -> Finding | None:
-    """Find that the trainer waits for rollouts most of the time."""
+    """Detect that the trainer waits for rollouts most of the time."""
     first = _recent(history)
     train, waited = _times(history, first)
     total = train.sum() + waited.sum()
@@ -282,10 +282,10 @@ def find_starved_trainer(history: History) -> Finding | None:
 
 
 def find_starved_rollouts(history: History) -> Finding | None:
-    """Find that rollouts wait for the trainer most of the time.
+    """Detect that rollouts wait for the trainer most of the time.
 
-    The journal knows when each episode ran. Without that, the trainer's times must show twenty
-    seconds of training for each second of waiting.
+    The journal records when each episode ran. Without these records, the trainer's times must show
+    twenty seconds of training for each second of waiting.
     """
     first = _recent(history)
     train, waited = _times(history, first)
@@ -296,7 +296,7 @@ def find_starved_rollouts(history: History) -> Finding | None:
     if len(busy):
         if not mostly_below(busy, BUSY_SHARE) or waited.sum() > train.sum():
             return None
-        seen = f"Any episode ran during {np.median(busy):.0%} of the time only (median)"
+        seen = f"Episodes ran during only {np.median(busy):.0%} of the time (median)"
         numbers = {"busy_share": float(np.median(busy))}
     elif train.sum() >= 20 * waited.sum():
         seen, numbers = "Rollouts were always ready", {}
@@ -336,13 +336,13 @@ def _finding(
 
 
 def _recent(history: History) -> int:
-    """Return the version with which the last third of the batches begins, 20 of them at least."""
+    """Return the first version of the last third of the batches, with at least 20 batches."""
     versions = history.versions
     return int(versions[-max(MIN_BATCHES, len(versions) // 3)])
 
 
 def _spans(history: History) -> Iterator[int]:
-    """Yield first versions: of the run, of what follows its best batches, its half, its third."""
+    """Yield start versions: of the run, after its best batches, of its last half and third."""
     series = history.measure().series
     size, levels = len(series), smoothed(series.values, 20)
     starts = [0, int(np.argmax(levels)) if len(levels) else 0, size // 2, size * 2 // 3]

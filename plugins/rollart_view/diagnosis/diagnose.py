@@ -1,10 +1,10 @@
-"""``rollart diagnose``: what happened in a run, in words, with the config keys to change.
+"""``rollart diagnose``: report what happened in a run, with the config keys to change.
 
 Takes: a run directory. Gives: a :class:`~rollart_view.diagnosis.findings.Diagnosis`. Never:
 changes a run.
 
-What follows a lasting collapse is its consequence: the other detectors
-(:mod:`rollart_view.diagnosis.detectors`) then look only at the batches before it.
+Effects after a lasting collapse are its consequences, so the other detectors
+(:mod:`rollart_view.diagnosis.detectors`) use only the batches before it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _HIDES: dict[Kind, frozenset[Kind]] = {
     "plateau": frozenset({"vanishing_signal", "reward_hacking", "overfitting"}),
     "staleness": frozenset({"mismatch"}),
 }
-"""A finding -> those that explain it: it is then left out."""
+"""A finding -> findings that explain it, in which case it is left out."""
 
 
 def diagnose(run_dir: Path) -> Diagnosis:
-    """Read the journal of a run and say what happened.
+    """Read the journal of a run and return its diagnosis.
 
     Raises:
-        JournalError: When ``run_dir`` holds no journal, or one that cannot be read.
+        JournalError: If ``run_dir`` holds no journal, or one that cannot be read.
     """
     history = read_history(run_dir)
     versions = history.versions
@@ -53,9 +53,9 @@ def diagnose_command(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what happened in a run, with the evidence and the config keys to change.
+    """Report what happened in a run, with the evidence and the config keys to change.
 
-    Reads the journal only: also while the run goes on, and after it was killed.
+    It reads only the journal, and also works while the run continues or after it was killed.
 
     Example: rollart diagnose runs/webshop-20260101-120000
     """
@@ -71,11 +71,11 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     versions = f", policy_version {found.first_version} to {found.last_version}"
     batches = f"{found.num_batches:,} batches{versions if found.num_batches else ''}"
     yield f"{found.run_dir}: {batches}"
-    yield f"Ended: {found.ended}" if found.ended else "The run goes on, or was cut off."
+    yield f"Ended: {found.ended}" if found.ended else "The run is in progress, or was killed."
     yield from found.summary
     yield ""
     if found.too_short:
-        yield f"Too short for findings: they need at least {found.num_needed} batches."
+        yield f"The run is too short for findings: they need at least {found.num_needed} batches."
     elif not found.findings:
         yield "No finding."
     for finding in found.findings:
@@ -93,7 +93,7 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 def find(history: History) -> tuple[Finding, ...]:
-    """Return the findings of a run, the most severe first; none of a run that is too short."""
+    """Return the findings of a run, the most severe first; none if the run is too short."""
     if len(history.versions) < MIN_BATCHES:
         return ()
     collapse = find_collapse(history)
@@ -108,9 +108,9 @@ def find(history: History) -> tuple[Finding, ...]:
 
 
 def find_collapse(history: History) -> Finding | None:
-    """Find a lasting fall of success, with its onset and the largest update near it.
+    """Detect a lasting fall of success, with its onset and the largest update near it.
 
-    The reward must fall too: else it measures something else, which is not a collapse
+    The reward must fall too. Otherwise reward and success differ, which is not a collapse
     (:func:`find_reward_hacking`).
     """
     measure = history.measure()
@@ -145,7 +145,7 @@ def find_collapse(history: History) -> Finding | None:
 
 
 def _reward_fell(history: History, onset: int, split: int) -> bool:
-    """Return whether the reward lost half as much of its level as FALL_SHARE, where it is known."""
+    """Return whether the reward, if known, lost at least half of FALL_SHARE of its level."""
     reward = history.get("rollout/reward_mean")
     before, after = (
         reward.between(onset - 50, onset).values,
@@ -163,7 +163,7 @@ def _largest_update(
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Return the largest update from five batches before the onset on, as numbers and a sentence.
 
-    The largest is that with the largest norm of the gradient (else KL, else ratio).
+    The largest has the largest gradient norm (or KL, or ratio, if that is missing).
     """
     names = {"grad_norm": "gradient norm", "approx_kl": "KL", "is_ratio_max": "largest ratio"}
     known = {name: history.get(f"train/{name}") for name in names}
@@ -183,7 +183,7 @@ def _largest_update(
 
 
 def _clipped(before: History) -> Iterator[str]:
-    """Yield how many updates reached the bound of the gradient norm, if most did."""
+    """Yield the number of updates that exceeded the gradient norm's bound, if most did."""
     norms, bound = before.get("train/grad_norm").values, before.setting("trainer.grad_clip")
     if isinstance(bound, int | float) and len(norms) and (norms > bound).mean() > 0.5:
         yield (
@@ -203,7 +203,7 @@ def _aftermath(measure: Measure, fall: Fall) -> str:
 
 
 def _summary(history: History) -> Iterator[str]:
-    """Yield what happened in general."""
+    """Yield general events of the run."""
     measure = history.measure()
     size = min(50, len(measure.series) // 2)
     if size:
@@ -217,7 +217,7 @@ def _summary(history: History) -> Iterator[str]:
         )
     validation = history.get("validation/success", "validation/score")
     if len(validation):
-        # Of equal ones the latest, as the run itself counts them.
+        # Of equal values the latest counts, as in the run.
         best_at = len(validation) - 1 - int(np.argmax(validation.values[::-1]))
         yield (
             f"The best of {len(validation)} validations is {validation.values[best_at]:.1%}, at "
@@ -225,4 +225,4 @@ def _summary(history: History) -> Iterator[str]:
             f"{validation.values[-1]:.1%}."
         )
     for times in history.went_back:
-        yield f"The run went back {times}."
+        yield f"The run was rolled back {times}."

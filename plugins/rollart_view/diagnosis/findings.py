@@ -1,6 +1,6 @@
-"""What a diagnosis consists of: findings with their evidence, and the config keys to change.
+"""Records of a diagnosis: findings with their evidence, and the config keys to change.
 
-Takes: nothing. Gives: records, and the advice for each kind of finding. Never: looks at a run.
+Takes: nothing. Gives: records, and the advice for each kind of finding. Never: reads a run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A config key, and what to do with it."""
+    """A config key, and how to change it."""
 
     key: str
     suggestion: str
@@ -34,7 +34,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that went wrong."""
+    """One problem of a run."""
 
     kind: Kind
     severity: Literal["error", "warning"]
@@ -42,11 +42,11 @@ class Finding:
     first_version: int
     """policy_version of the first batch that shows it."""
     last_version: int
-    """policy_version of the last one."""
+    """policy_version of the last batch that shows it."""
     evidence: tuple[str, ...]
     """Sentences."""
     keys: tuple[Advice, ...]
-    """What to change, the most likely first."""
+    """Config keys to change, the most likely first."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """The evidence for programs."""
 
@@ -60,13 +60,13 @@ class Diagnosis:
     first_version: int | None
     last_version: int | None
     ended: str | None
-    """Why the run ended; None if it goes on, or was killed."""
+    """Why the run ended; None if it is in progress, or was killed."""
     summary: tuple[str, ...]
-    """What happened in general, one sentence each."""
+    """General events, one sentence each."""
     findings: tuple[Finding, ...]
     """The most severe first."""
     num_needed: int
-    """Batches that findings need at least."""
+    """Minimum number of batches for findings."""
 
     @property
     def too_short(self) -> bool:
@@ -85,10 +85,10 @@ ADVICE: Mapping[Kind, tuple[Advice, ...]] = {
         Advice("trainer.clip", "clip by a running quantile, so that an outlier is skipped"),
         Advice("trainer.schedule", "let the learning rate fall towards the end"),
         Advice("checkpoint.keep_best", "keep the best weights by validation, not the last"),
-        Advice("guard", "turn it on: it goes back to the last good checkpoint"),
+        Advice("guard", "turn it on: it rolls back to the last good checkpoint"),
     ),
     "vanishing_signal": (
-        Advice("rollout.equal_groups", "replace: batches then hold only groups that teach"),
+        Advice("rollout.equal_groups", "replace: batches then hold only groups with an advantage"),
         Advice("curriculum", "add it: tasks that are never or always solved come less often"),
         Advice("warm_start", "add it where no episode succeeds, or give a denser reward"),
         Advice("rollout.group_size", "raise it: larger groups differ more often"),
@@ -135,15 +135,15 @@ ADVICE: Mapping[Kind, tuple[Advice, ...]] = {
     ),
     "starved_trainer": (
         Advice("runtime.num_engines", "raise it: more engines"),
-        Advice("rollout.max_concurrent", "raise it, if engines have room"),
+        Advice("rollout.max_concurrent", "raise it, if engines have free capacity"),
         Advice("rollout.redundant", "raise it, if a few slow episodes hold batches up"),
         Advice("max_staleness", "raise it (mode: async), so that rollouts overlap training"),
     ),
     "starved_rollouts": (
         Advice("runtime.num_trainer_ranks", "raise it: more trainer ranks"),
         Advice("trainer.max_tokens_per_microbatch", "raise it, if memory allows"),
-        Advice("mode", "async: rollouts then go on while the trainer works"),
-        Advice("runtime.num_engines", "lower it: fewer engines would do"),
+        Advice("mode", "async: rollouts then continue while the trainer works"),
+        Advice("runtime.num_engines", "lower it: fewer engines are enough"),
     ),
 }
-"""What to change, the most likely first."""
+"""Config keys to change, the most likely first."""

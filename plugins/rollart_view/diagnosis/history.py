@@ -1,7 +1,7 @@
-"""The course of a run as arrays: what its journal says of each policy_version.
+"""The metrics of a run as arrays, from its journal, by policy_version.
 
-Takes: a run directory, of a run that goes on, has ended or was killed. Gives: a :class:`History`.
-Never: judges; :mod:`rollart_view.diagnosis.diagnose` does.
+Takes: a run directory; the run may be in progress, ended or killed. Gives: a :class:`History`.
+Never: interprets it; :mod:`rollart_view.diagnosis.diagnose` does.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ EMPTY = Series(np.empty(0, np.int64), np.empty(0))
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What shows whether a run learns: its success, or its reward if there is no success."""
+    """The measure of learning: success, or the reward if there is no success."""
 
     name: Literal["success", "reward"]
     series: Series
     low: float
     """The lowest possible value."""
     high: float
-    """The highest possible value; of a reward the highest that any episode had."""
+    """The highest possible value; for a reward, the highest of any episode."""
     num_samples: int | None
     """Episodes per batch; None for a reward."""
 
     def is_solved(self, level: float, share: float) -> bool:
-        """Return whether a level is at ``share`` of what is possible."""
+        """Return whether a level is at ``share`` of the possible range."""
         return self.high > self.low and level - self.low >= share * (self.high - self.low)
 
     def show(self, value: float) -> str:
@@ -72,7 +72,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a diagnosis looks at."""
+    """The input of a diagnosis."""
 
     versions: IntArray
     """policy_version of each batch that counts, ascending ``[B]``; none that was rolled back."""
@@ -81,15 +81,15 @@ class History:
     rewards: tuple[float, float] | None = None
     """Lowest and highest reward of any episode; None if no episode has one."""
     success: float | None = None
-    """Success of the last third of all episodes, of dropped groups too; None without any."""
+    """Success of the last third of all episodes, dropped groups included; None without episodes."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Reason -> groups that were not trained."""
     num_groups: int = 0
     """Groups that were trained."""
     ended: str | None = None
-    """Why the run ended; None if it goes on, or was killed."""
+    """Why the run ended; None if it is in progress, or was killed."""
     went_back: tuple[str, ...] = ()
-    """Each time the run went back to a checkpoint: to which version, and why."""
+    """Each rollback to a checkpoint: the version and the reason."""
 
     def get(self, *names: str) -> Series:
         """Return the first metric of these that the run has."""
@@ -127,7 +127,7 @@ def read_history(run_dir: Path) -> History:
     """Return the history of a run.
 
     Raises:
-        JournalError: When ``run_dir`` holds no journal, or one that cannot be read.
+        JournalError: If ``run_dir`` holds no journal, or one that cannot be read.
     """
     with JournalReader(run_dir) as reader:
         return _history(run_dir, reader)
@@ -167,7 +167,7 @@ def _history(run_dir: Path, reader: JournalReader) -> History:
 def _by_version(rows: Iterable[tuple[str, int, float]]) -> dict[str, Series]:
     """Return each metric by policy_version; several train_steps of one batch become one value.
 
-    That is their mean, and the largest of norms, ratios and maxima: what an update did most.
+    The value is their mean; for norms, ratios and maxima it is the largest value.
     """
     found: dict[str, dict[int, list[float]]] = {}
     for name, version, value in rows:
@@ -191,7 +191,7 @@ def _batch_versions(series: Mapping[str, Series]) -> list[int]:
 
 
 def _busy(attempts: Iterable[OutcomeRow], taken: Mapping[int, float]) -> Series:
-    """Return in which share of the time between two batches an episode ran (:data:`BUSY`).
+    """Return the share of the time between two batches with a running episode (:data:`BUSY`).
 
     Args:
         attempts: Each ran for ``wall_s`` until ``time_s``.
@@ -202,7 +202,7 @@ def _busy(attempts: Iterable[OutcomeRow], taken: Mapping[int, float]) -> Series:
         return EMPTY
     begins, ends = np.array(ran).T
     covered = np.maximum.accumulate(ends)
-    # Time in which an episode ran, up to the end of each episode: unions of overlapping ones.
+    # Busy time up to the end of each episode: the union of overlapping episodes.
     fresh = np.maximum(0.0, covered - np.maximum(begins, np.concatenate([[-np.inf], covered[:-1]])))
     total = np.cumsum(fresh)
     versions = sorted(taken)

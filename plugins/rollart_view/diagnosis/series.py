@@ -1,6 +1,6 @@
-"""Robust statistics of metric series: falls, trends, levels, and how noisy a series is.
+"""Robust statistics of metric series: falls, trends, levels and noise.
 
-Takes: plain arrays, one value per batch. Gives: numbers. Never: knows what a metric means.
+Takes: plain arrays, one value per batch. Gives: numbers. Never: depends on the meaning of a metric.
 
 All limits are in units of the noise of the series itself, so that they do not depend on the size
 of a metric. A single outlier moves none of them: levels are medians, and noise is a median too.
@@ -60,16 +60,16 @@ class Fall:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """How a series moved from its beginning to its end."""
+    """The change of a series from its beginning to its end."""
 
     first: float
     """Mean of its first quarter."""
     last: float
     """Mean of its last quarter."""
     z: float
-    """Mann-Kendall's statistic, of the means of blocks: above 0 where it rises."""
+    """Mann-Kendall's statistic, of the means of blocks: above 0 if it rises."""
     gain: float
-    """What the fitted line gains over the whole series."""
+    """The gain of the fitted line over the whole series."""
     error: float
     """Standard error of ``gain``."""
 
@@ -110,15 +110,15 @@ def smoothed(values: FloatArray, window: int) -> FloatArray:
 def find_fall(values: FloatArray, *, num_samples: int | None, low: float = 0.0) -> Fall | None:
     """Return the largest fall of a series ``[B]`` that lasts at least five batches.
 
-    A change point is where the median of the batches before exceeds that of the batches after
-    most (two-window change detection; Basseville and Nikiforov 1993, section 2.1). It counts if it
-    is at least FALL_SHARE of the level and FALL_Z standard errors. Sudden falls are looked for
-    first, then slow ones.
+    A change point is where the median of the batches before exceeds that of the batches after most
+    (two-window change detection; Basseville and Nikiforov 1993, section 2.1). It counts if it is at
+    least FALL_SHARE of the level and FALL_Z standard errors. Sudden falls are searched first, then
+    slow ones.
 
     Args:
         values: One value per batch.
-        num_samples: Of which each value is the mean, if each is a share of 0 or 1: the noise is
-            then at least binomial. None: it is no share.
+        num_samples: The number of samples (0 or 1) whose mean each value is: the noise is then at
+            least binomial. None means that values are not shares.
         low: The lowest possible value.
     """
     size = len(values)
@@ -158,7 +158,7 @@ def _fall_of_width(
         return None
     _, n, z = best
     split = int(splits[n])
-    # The level before the fall began: a slow fall has lowered the window just before its split.
+    # The level before the onset: a slow fall has lowered the window before its split.
     start, level = _level_before(values, split, width)
     return Fall(
         onset=_onset(values, level, range(start, split + after_width), num_samples),
@@ -209,11 +209,11 @@ def _binomial(share: float, num_samples: int | None) -> float:
 
 
 def trend(values: FloatArray) -> Trend | None:
-    """Return how a series ``[B]`` moved; None if it has fewer than MIN_VALUES values.
+    """Return the change of a series ``[B]``; None if it has fewer than MIN_VALUES values.
 
     The test is Mann-Kendall's (Mann 1945, Econometrica 13:245), on the means of NUM_BLOCKS equal
-    blocks: that needs no distribution, and neighbouring batches, which resemble one another, count
-    once. A series with fewer than two values per block is tested as it is.
+    blocks. It assumes no distribution, and correlated neighbouring batches count once. A series
+    with fewer than two values per block is tested as it is.
     """
     if len(values) < MIN_VALUES:
         return None
@@ -250,7 +250,7 @@ def mostly_below(values: FloatArray, limit: float) -> bool:
 
 
 def last_run_above(values: FloatArray, limit: float, window: int = 5) -> int:
-    """Return the index from which on the median of ``window`` values stays above a limit."""
+    """Return the index from which the median of ``window`` values stays above a limit."""
     levels = smoothed(values, window)
     under = np.flatnonzero(levels <= limit)
     return int(under[-1]) + window // 2 + 1 if len(under) else 0

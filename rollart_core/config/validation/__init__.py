@@ -1,1 +1,1 @@
-"""What must hold between the keys of a run config."""
+"""Checks between the keys of a run config."""

@@ -1,8 +1,7 @@
-"""What must hold between the keys of a run config, beyond what each key allows by itself.
+"""Checks between the keys of a run config, beyond the limits of each key.
 
-Takes: a RunConfig, and of its environments the timeouts and specs where they are known. Gives:
-problems, each with its fix; and the ``trainer`` section with the end of its schedule filled in.
-Never: imports a plugin.
+Takes: a RunConfig, and the timeouts and specs of its environments if known. Gives: problems, each
+with its fix, and the ``trainer`` section with the end of its schedule. Never: imports a plugin.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import did_you_mean
 
 INLINE_POOLS = ("local", "engine")
-"""What one machine is called as a pool, and where there are several classes of engines, those of
-``engine``."""
+"""Names of the pool of one machine. With several classes of engines, the pools of ``engine``."""
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
@@ -40,7 +38,7 @@ _NESTS = (
     ("episode_s", "ticket_s"),
     ("ticket_s", "sandbox_ttl_s"),
 )
-"""Each pair: the first must be shorter than the second."""
+"""In each pair, the first must be shorter than the second."""
 
 OWN_KEYS: Mapping[str, tuple[str, str]] = {
     "split": ("rollout", "split"),
@@ -55,7 +53,7 @@ OWN_KEYS: Mapping[str, tuple[str, str]] = {
 
 
 def consistency_problems(config: RunConfig) -> list[Problem]:
-    """Return what contradicts what, and what has no effect, in the config by itself."""
+    """Return the contradictions in the config, and the keys that have no effect."""
     ttl_counts = "sandbox_ttl_s" in config.deadlines.model_fields_set
     return [
         *deadline_problems(config.deadlines, {}, sandboxed=ttl_counts),
@@ -76,12 +74,12 @@ def consistency_problems(config: RunConfig) -> list[Problem]:
 def deadline_problems(
     deadlines: Deadlines, defaults: Mapping[str, float], *, sandboxed: bool
 ) -> Iterator[Problem]:
-    """Yield where deadlines do not nest.
+    """Yield deadlines that do not nest.
 
     Args:
-        deadlines: As configured.
-        defaults: The environment's own seconds, for those that are None.
-        sandboxed: Whether the time a sandbox lives counts.
+        deadlines: The deadlines of the config.
+        defaults: Seconds of the environment's spec, for deadlines that are None.
+        sandboxed: Whether the lifetime of a sandbox counts.
     """
     for inner, outer in _NESTS if sandboxed else _NESTS[:-1]:
         given, limit = getattr(deadlines, inner), getattr(deadlines, outer)
@@ -93,15 +91,15 @@ def deadline_problems(
 
 
 def without_effect(config: RunConfig, envs: Sequence[EnvSpec] = ()) -> list[Problem]:
-    """Return the keys that are set but do nothing in this run, each with the reason.
+    """Return the keys that are set but have no effect in this run, each with the reason.
 
     Args:
         config: The config.
-        envs: The environments' specs, where they are known.
+        envs: The specs of the environments, if they are known.
     """
     found: list[tuple[tuple[str | int, ...], str]] = []
     if isinstance(config, SyncRun) and "kv_on_swap" in config.rollout.model_fields_set:
-        why = "with mode: sync, where weights are never swapped under an episode"
+        why = "with mode: sync, where weights are never swapped during an episode"
         found.append((("rollout", "kv_on_swap"), why))
     if config.staleness_bound == 0 and "in_flight" in config.rollout.model_fields_set:
         which = "mode: sync" if isinstance(config, SyncRun) else "max_staleness: 0"
@@ -115,11 +113,11 @@ def without_effect(config: RunConfig, envs: Sequence[EnvSpec] = ()) -> list[Prob
         which = ", ".join(env.id for env in envs)
         found.append((("deadlines", "sandbox_ttl_s"), f"with {which}, which needs no sandbox"))
     if config.failures.hang_s is None and "heartbeat_s" in config.failures.model_fields_set:
-        found.append((("failures", "heartbeat_s"), "with failures.hang_s: none"))
+        found.append((("failures", "heartbeat_s"), "with failures.hang_s: null"))
     if isinstance(config.model, RemoteModel) and "max_context_tokens" in (
         config.rollout.model_fields_set
     ):
-        why = "with model.kind: remote, whose server alone counts its tokens"
+        why = "with model.kind: remote, because only the server counts tokens"
         found.append((("rollout", "max_context_tokens"), why))
     if config.rollout.workload is not None and len(entries(config)) > 1:
         found.append(
@@ -128,7 +126,7 @@ def without_effect(config: RunConfig, envs: Sequence[EnvSpec] = ()) -> list[Prob
     found += _idle_trainer_keys(config)
     for key in replaced_everywhere(config):
         if key[1] in getattr(config, key[0]).model_fields_set:
-            found.append((key, "where every environment of env has its own in run"))
+            found.append((key, "because every environment of env sets its own in run"))
     if config.warm_start is None:
         found += [
             (("env", i, "run", "check_split"), "without warm_start")
@@ -139,12 +137,12 @@ def without_effect(config: RunConfig, envs: Sequence[EnvSpec] = ()) -> list[Prob
 
 
 def entries(config: RunConfig) -> tuple[EnvEntry, ...]:
-    """Return the listed environments; none where there is one that is not in a list."""
+    """Return the listed environments; empty if ``env`` is not a list."""
     return config.env if isinstance(config.env, tuple) else ()
 
 
 def replaced_everywhere(config: RunConfig) -> list[tuple[str, str]]:
-    """Return the keys, as (section, key), for which every listed environment has its own."""
+    """Return the keys, as (section, key), that every listed environment replaces."""
     listed = entries(config)
     return [
         (section, key)
@@ -156,7 +154,7 @@ def replaced_everywhere(config: RunConfig) -> list[tuple[str, str]]:
 
 
 def _scaling_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield where a run would begin outside of what its scaling allows."""
+    """Yield initial numbers of workers that are outside of the limits of scaling."""
     if config.scaling is None:
         return
     runtime, scaling = config.runtime, config.scaling
@@ -176,46 +174,42 @@ def _scaling_problems(config: RunConfig) -> Iterator[Problem]:
             message = "has no effect with runtime.env_processes: 0; remove it"
             yield Problem(("scaling", name), message)
         elif not limits.min <= count <= limits.max:
-            message = f"the run begins with runtime.{key}: {count}, which is not from "
-            message += f"{limits.min} to {limits.max}"
+            message = f"the run starts with runtime.{key}: {count}, which is not between "
+            message += f"{limits.min} and {limits.max}"
             yield Problem(("scaling", name), message)
 
 
 def num_engines(config: RunConfig) -> int:
-    """Return how many engines a run begins with, of all classes."""
+    """Return the initial number of engines, over all classes."""
     return config.runtime.num_engines + sum(one.count for one in config.engines)
 
 
 def _engine_class_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield where further classes of engines cannot be told apart, or have no place."""
+    """Yield further classes of engines with a duplicate name or an unsuitable pool."""
     runtime = config.runtime
     pools = {pool.name: pool for pool in runtime.pools} if isinstance(runtime, RayRuntime) else None
     seen = set() if pools is not None else set(INLINE_POOLS)
     for i, one in enumerate(config.engines):
         key = ("engines", i, "name")
         if one.name in seen:
-            yield Problem(key, f"{one.name!r} is taken: give it a name of its own")
+            yield Problem(key, f"{one.name!r} is already used: choose another name")
         seen.add(one.name)
         if pools is None:
             continue
         near = did_you_mean(one.name, list(pools))
         pool = pools.get(one.name)
         if pool is None:
-            message = (
-                f"there is no pool {one.name!r} in runtime.pools to have its engines on.{near}"
-            )
+            message = f"runtime.pools has no pool {one.name!r} for its engines.{near}"
             yield Problem(key, message)
         elif pool.roles and "engines" not in pool.roles:
             message = f"pool {one.name!r} may not run engines: add engines to its roles"
             yield Problem(key, message)
         elif pool.count < one.count:
-            message = (
-                f"{one.count}: pool {one.name!r} has {pool.count} device(s), and each takes one"
-            )
+            message = f"{one.count}: pool {one.name!r} has {pool.count} device(s), one per engine"
             yield Problem(("engines", i, "count"), message)
     if config.engines and config.deterministic:
         message = (
-            "true: which class of engines answers is a matter of time; remove engines, or use "
+            "true: which class of engines answers depends on timing; remove engines, or use "
             "deterministic: false"
         )
         yield Problem(("deterministic",), message)
@@ -235,16 +229,16 @@ def _mix_problems(config: RunConfig) -> Iterator[Problem]:
         if num_tasks < len(listed):
             yield Problem(key, f"{num_tasks} is too few for {len(listed)} environments")
     if config.reward and listed and all(entry.run.reward for entry in listed):
-        message = "has no effect where every environment of env has its own in run; remove it"
+        message = "has no effect because every environment of env sets its own in run; remove it"
         yield Problem(("reward",), message)
 
 
 def _idle_trainer_keys(config: RunConfig) -> list[tuple[tuple[str | int, ...], str]]:
-    """Return the keys of the trainer that its ranks, or their number, leave nothing to do."""
+    """Return the keys of the trainer that have no effect with its number of ranks."""
     trainer, num_ranks = config.trainer, config.runtime.num_trainer_ranks
     found: list[tuple[tuple[str | int, ...], str]] = []
     if num_ranks == 1 and trainer.collective_timeout_s is not None:
-        why = "with one trainer rank, which calls no other"
+        why = "with one trainer rank, which makes no collective calls"
         found.append((("trainer", "collective_timeout_s"), why))
     if trainer.kernels == "native" and (num_ranks > 1 or trainer.activation_checkpointing):
         why = "with several trainer ranks or activation_checkpointing, which use torch's own"
@@ -260,14 +254,14 @@ def _ray_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("runtime", "kind"), "ray is missing: pip install 'rollart[ray]'")
     if runtime.address is not None and runtime.health_check_s is not None:
         message = (
-            "has no effect on a cluster that is joined (`ray start --head` decides there): remove "
+            "has no effect on an existing cluster (`ray start --head` sets it there): remove "
             "it, or remove runtime.address"
         )
         yield Problem(("runtime", "health_check_s"), message)
     names = [pool.name for pool in runtime.pools]
     for i, name in enumerate(names):
         if name in names[:i]:
-            message = f"{name!r} names an earlier pool already: give each a name of its own"
+            message = f"{name!r} is already the name of an earlier pool: choose another name"
             yield Problem(("runtime", "pools", i, "name"), message)
 
 
@@ -275,11 +269,11 @@ def _group_problems(config: RunConfig) -> Iterator[Problem]:
     rollout = config.rollout
     if rollout.min_group_size > rollout.group_size:
         least, size = rollout.min_group_size, rollout.group_size
-        message = f"{least} members can never be left of rollout.group_size ({size}): lower it"
+        message = f"{least} is more than rollout.group_size ({size}): decrease it"
         yield Problem(("rollout", "min_group_size"), message)
     if rollout.redundant and config.deterministic:
         message = (
-            f"{rollout.redundant} members more than needed make it a matter of time which are "
+            f"with {rollout.redundant} redundant members, timing decides which members are "
             "trained, and deterministic: true forbids that; use one of the two"
         )
         yield Problem(("rollout", "redundant"), message)
@@ -289,8 +283,8 @@ def _length_problems(config: RunConfig) -> Iterator[Problem]:
     new, whole = config.rollout.max_new_tokens, config.rollout.max_context_tokens
     if not isinstance(config.model, RemoteModel) and new >= whole:
         message = (
-            f"{whole} tokens hold prompt and answer, and rollout.max_new_tokens is {new}: make it "
-            "longer, or answers shorter"
+            f"{whole} tokens must hold prompt and answer, and rollout.max_new_tokens is {new}: "
+            "increase it, or decrease rollout.max_new_tokens"
         )
         yield Problem(("rollout", "max_context_tokens"), message)
 
@@ -301,13 +295,13 @@ def _model_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def model_path_fault(path: str) -> str | None:
-    """Say why ``path`` is neither a model folder nor a possible hub id; None when it may be one."""
+    """Return why ``path`` is neither a model folder nor a possible hub id, or None."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         if (folder / "config.json").is_file():
             return None
         return (
-            f"{path} is no model: the folder holds no config.json (`rollart model new` makes one)"
+            f"{path} is not a model: the folder has no config.json (`rollart model new` makes one)"
         )
     if folder.exists():
         return f"{path} is a file: a model is a folder with a config.json, or a hub id"
@@ -317,32 +311,32 @@ def model_path_fault(path: str) -> str | None:
 
 
 def hub_cached(hub_id: str) -> Path | None:
-    """Return where the hub's cache on this machine has a model's ``config.json``, if it has."""
+    """Return the path of a model's ``config.json`` in the local hub cache, or None."""
     try:
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(hub_id, "config.json")
-    except (ImportError, ValueError):  # a ValueError: no id of the hub's
+    except (ImportError, ValueError):  # a ValueError: not a hub id
         return None
     return Path(found) if isinstance(found, str) else None
 
 
 def validation_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield what is wrong with the keys of validation."""
+    """Yield problems of the keys of validation."""
     yield from _value_problems(config)
     validates = config.evaluation.every_batches is not None
     yield from _overlaps(config) if validates else _without_validation(config)
 
 
 def success_problems(config: RunConfig, envs: Sequence[EnvSpec]) -> Iterator[Problem]:
-    """Yield the keys that need success, where no environment of the run reports it.
+    """Yield keys that need success if no environment of the run reports it.
 
-    An environment whose spec does not say that it reports none is found out at the first
-    validation, or by the guard at the first batch.
+    If an environment's spec does not say that it reports none, the first validation finds out, or
+    the guard at the first batch.
 
     Args:
         config: The config.
-        envs: What its environments say of themselves.
+        envs: The specs of its environments.
     """
     if not envs or any(spec.reports_success for spec in envs):
         return
@@ -358,10 +352,10 @@ def success_problems(config: RunConfig, envs: Sequence[EnvSpec]) -> Iterator[Pro
     ):
         if given:
             word = "success" if instead == "reward" else _SUCCESS
-            yield Problem(path, f"{word} is asked for, {why}: set it to {instead}")
+            yield Problem(path, f"{word} is required, {why}: set it to {instead}")
     warm = config.warm_start
     if warm is not None and "until_success" in warm.model_fields_set:
-        message = f"{warm.until_success:g} is asked for, {why}: remove it, and the warm start ends "
+        message = f"{warm.until_success:g} is required, {why}: remove it, and the warm start ends "
         yield Problem(("warm_start", "until_success"), f"{message}after warm_start.max_train_steps")
 
 
@@ -372,7 +366,7 @@ def _without_validation(config: RunConfig) -> Iterator[Problem]:
     }
     for path, metric in metrics.items():
         if metric is not None:
-            message = f"{metric} is measured by validations, and there are none: {_SET}, or remove "
+            message = f"{metric} needs validations, and there are none: {_SET}, or remove "
             yield Problem(path, f"{message}{'.'.join(path)}")
     message = f"has no effect without evaluation.every_batches: {_SET}, or remove it"
     for key in _ONLY:
@@ -388,7 +382,7 @@ def _value_problems(config: RunConfig) -> Iterator[Problem]:
     if when is None or when.value is None or when.metric != "validation/success":
         return
     if not 0 < when.value <= 1:
-        message = f"{when.value:g} is no share of successes: it must be above 0 and at most 1"
+        message = f"{when.value:g} is not a share of successes: it must be above 0 and at most 1"
         yield Problem(("stop", "when", "value"), message)
 
 
@@ -405,7 +399,7 @@ def _overlaps(config: RunConfig) -> Iterator[Problem]:
 
 
 def _taken(asked: str | None, config: RunConfig, run: EnvRun) -> str:
-    """Return the key that names the split already; empty when none does."""
+    """Return the key that already uses the split; empty if none does."""
     for own in ("split", "evaluation_split", "check_split"):
         section, key = OWN_KEYS[own]
         of_run = getattr(config, section)
@@ -416,8 +410,8 @@ def _taken(asked: str | None, config: RunConfig, run: EnvRun) -> str:
 
 def _overlap(split: str | None, key: str) -> str:
     return (
-        f"{split!r} is {key} too, and validation tasks must be of no other use: name a split of "
-        "their own, or remove it, and tasks are taken out of rollout.split"
+        f"{split!r} is also {key}, and validation tasks must have no other use: use another split, "
+        "or remove it to hold tasks out of rollout.split"
     )
 
 
@@ -426,7 +420,7 @@ def _runs(config: RunConfig) -> list[tuple[tuple[str | int, ...], EnvRun]]:
 
 
 def schedule_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield why the schedule of a run cannot be followed."""
+    """Yield why a schedule cannot be used in this run."""
     trainer, schedule = config.trainer, config.trainer.schedule
     if schedule.kind == "constant":
         return
@@ -434,7 +428,7 @@ def schedule_problems(config: RunConfig) -> Iterator[Problem]:
         if config.deterministic and config.stop.wall_s is not None:
             message = (
                 "stop: with stop.wall_s the learning rate depends on time, and deterministic: true "
-                "forbids that; use stop.batches alone, or over: train_steps"
+                "forbids that; use only stop.batches, or over: train_steps"
             )
             yield Problem((*_SCHEDULE, "over"), message)
         return
@@ -459,6 +453,6 @@ def trainer_section(config: RunConfig) -> Trainer:
     schedule = trainer.schedule
     if schedule.kind == "constant" or schedule.over == "stop" or schedule.num_train_steps:
         return trainer
-    assert batches is not None, "schedule_problems refuses a schedule without an end"
+    assert batches is not None, "schedule_problems rejects a schedule without an end"
     end = {"num_train_steps": batches * trainer.updates_per_batch}
     return trainer.model_copy(update={"schedule": schedule.model_copy(update=end)})

@@ -1,11 +1,11 @@
-"""What must hold between the algorithm, the engines, ``lora`` and the rest of a run config.
+"""Checks between the algorithm, the engines, ``lora`` and the rest of a run config.
 
-Takes: a RunConfig, and the specs and options of the plugins that it names. Gives: problems, and
-warnings of what is allowed and often regretted. Never: imports an algorithm, an engine, torch, peft
-or tokenizers; of models it reads files in folders alone, and the trainer looks again; or knows an
-option of an algorithm: its config model is asked (``run_problems`` and ``run_warnings``, see
+Takes: a RunConfig, and the specs and options of its plugins. Gives: problems, and warnings about
+settings that are allowed but often a mistake. Never: imports an algorithm, an engine, torch, peft
+or tokenizers. Of a model it reads only files in local folders; the trainer checks again. Options of
+an algorithm are checked by its config model (``run_problems`` and ``run_warnings``, see
 :class:`rollart_core.contracts.algorithm.RunFacts`). The trainer checks what depends on such options
-before anything is trained (:mod:`rollart_core.config.training`).
+before training starts (:mod:`rollart_core.config.training`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from rollart_core.plugins import registry
 NEW_MODEL_MATRICES = frozenset(
     f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")
 )
-"""What the matrices of a new model's layers are called."""
+"""Names of the matrices in a new model's layers."""
 _OF_A_LAYER = re.compile(r"\.layers\.\d+\.(?:.+\.)?(\w+)\.weight$")
 _MOST_HEAD_BYTES = 100 * 2**20
-"""A longer head is none; that is found when the file is loaded."""
+"""Maximum size of a header. A longer one is invalid, which the loader of the file reports."""
 
 _NEEDS = {
     "critic": "it learns values: add a critic section, such as critic: {backbone: own}",
@@ -43,7 +43,7 @@ _NEEDS = {
 
 
 def devices_of(engine: ResolvedPlugin[InferenceEngineSpec]) -> int:
-    """Return the accelerators that one engine takes."""
+    """Return the number of accelerators that one engine uses."""
     option = engine.spec.devices_option
     return int(engine.options.get(option, 1)) if option else 1
 
@@ -53,11 +53,11 @@ def engine_problems(
     engines: Sequence[ResolvedPlugin[InferenceEngineSpec] | None],
     trains: bool,
 ) -> Iterator[Problem]:
-    """Yield what engines cannot do, or have no files of the model for.
+    """Yield settings that engines do not support, and missing model files.
 
     Args:
         config: The config.
-        engines: That of ``engine``, then each further class; None for what was not found.
+        engines: The engine of ``engine``, then of each further class; None if it was not found.
         trains: False: the model is only evaluated.
     """
     further = (("engines", i, "engine") for i in range(len(config.engines)))
@@ -70,7 +70,7 @@ def engine_problems(
 def teacher_problems(
     teacher: ResolvedPlugin[InferenceEngineSpec] | None,
 ) -> Iterator[Problem]:
-    """Yield why an engine, as far as it was found, cannot run the teacher."""
+    """Yield why an engine, if it was found, cannot run the teacher."""
     if teacher and not teacher.spec.scores:
         message = f"{teacher.spec.id} cannot score given tokens, as a teacher must; use embedded"
         yield Problem(("teacher", "engine"), message)
@@ -87,34 +87,34 @@ def _of_one(
     is_remote = isinstance(config.model, RemoteModel)
     if trains and not is_remote and not engine.spec.follows_training:
         message = (
-            f"{engine.spec.id} serves the weights its server began with and cannot follow "
+            f"{engine.spec.id} serves its server's initial weights and cannot follow "
             "training; score with `rollart eval`, or train with another engine"
         )
         yield Problem(key, message)
     if config.deterministic and not engine.spec.keeps_deterministic:
         message = (
-            f"true: no seed decides what {engine.spec.id} samples; use engine: embedded, or "
+            f"true: sampling of {engine.spec.id} has no seed; use engine: embedded, or "
             "deterministic: false"
         )
         yield Problem(("deterministic",), message)
     if isinstance(config.runtime, RayRuntime):
         option = engine.spec.first_device_option
         if option and engine.options.get(option):
-            message = "has no effect with runtime: ray, which gives each engine devices of its own"
+            message = "has no effect with runtime: ray, which gives each engine its own devices"
             yield Problem((*key, option), f"{message}; remove it")
     if config.engines and devices_of(engine) > 1:
         message = (
-            f"its engines take {devices_of(engine)} devices each, which several classes of engines "
-            f"cannot yet: set {engine.spec.devices_option} to 1, or have one class"
+            f"its engines use {devices_of(engine)} devices each, which several classes of engines "
+            f"do not support yet: set {engine.spec.devices_option} to 1, or use one class"
         )
         yield Problem(key, message)
     if is_remote and not engine.spec.takes_text:
-        message = f"{engine.spec.id} needs a model's files: give model.path, or engine: openai"
+        message = f"{engine.spec.id} needs a model's files: set model.path, or use engine: openai"
         yield Problem(key, message)
 
 
 def lora_problems(config: RunConfig, engine: InferenceEngineSpec) -> Iterator[Problem]:
-    """Yield what stands in the way of training adapters."""
+    """Yield settings that prevent training adapters."""
     lora = config.lora
     if lora is None:
         return
@@ -122,18 +122,18 @@ def lora_problems(config: RunConfig, engine: InferenceEngineSpec) -> Iterator[Pr
         yield Problem(("lora",), "peft is missing: pip install 'rollart[lora]'")
     if isinstance(config.model, NewModel) and config.warm_start is None:
         message = (
-            "a model that is made for this run has learned nothing that adapters could be put on: "
-            "add warm_start, which trains it whole before RL, or name a trained one as model.path"
+            "a new model is untrained, and adapters need a trained model: "
+            "add warm_start, which trains it whole before RL, or set model.path to a trained one"
         )
         yield Problem(("lora",), message)
     if config.critic and config.critic.backbone == "own":
         message = (
-            "own: a second model that is trained whole takes all that lora saves; set it to "
+            "own: training a whole second model needs all the memory that lora saves; set it to "
             "shared or detached"
         )
         yield Problem(("critic", "backbone"), message)
     if lora.sync == "adapter" and not engine.merges_adapters:
-        message = f"adapter: {engine.id} takes whole weights only; use sync: merged"
+        message = f"adapter: {engine.id} supports only whole weights; use sync: merged"
         yield Problem(("lora", "sync"), message)
     name, there = _adaptable(config)
     unknown = sorted(set(lora.target_modules or ()) - there)
@@ -143,7 +143,7 @@ def lora_problems(config: RunConfig, engine: InferenceEngineSpec) -> Iterator[Pr
 
 
 def _adaptable(config: RunConfig) -> tuple[str, frozenset[str]]:
-    """Return what to call the model, and what its matrices are called; nothing where unknown."""
+    """Return the model's name and the names of its matrices; empty if unknown."""
     if isinstance(config.model, NewModel):
         return "a new model", NEW_MODEL_MATRICES
     if isinstance(config.model, ModelPath):
@@ -153,9 +153,9 @@ def _adaptable(config: RunConfig) -> tuple[str, frozenset[str]]:
 
 
 def layer_matrices(folder: Path) -> set[str]:
-    """Return what the matrices of a model's layers are called, such as ``q_proj``.
+    """Return the names of the matrices in a model's layers, such as ``q_proj``.
 
-    Nothing of a model that is no folder here, or has other files than safetensors.
+    Empty if the model is not a local folder or has other files than safetensors.
     """
     found = set()
     for file in folder.glob("*.safetensors"):
@@ -167,7 +167,7 @@ def layer_matrices(folder: Path) -> set[str]:
 
 
 def _tensor_shapes(file: Path) -> dict[str, list[int]]:
-    """Return the shape of each tensor, from the head of a safetensors file; none of another."""
+    """Return the shape of each tensor from a safetensors header; empty for other files."""
     try:
         with file.open("rb") as content:
             num_bytes = int.from_bytes(content.read(8), "little")
@@ -178,10 +178,10 @@ def _tensor_shapes(file: Path) -> dict[str, list[int]]:
 
 
 def algorithm_problems(config: RunConfig, plugin_id: str) -> Iterator[Problem]:
-    """Yield options of the run's algorithm, or of an environment's, that do not fit the run.
+    """Yield algorithm options, of the run or of an environment, that do not fit the run.
 
     Args:
-        config: The config; the options in it are valid by themselves.
+        config: The config. Its options are valid by themselves.
         plugin_id: The id of the algorithm.
     """
     for path, options, own in _options(config):
@@ -191,7 +191,7 @@ def algorithm_problems(config: RunConfig, plugin_id: str) -> Iterator[Problem]:
 
 
 def algorithm_warnings(config: RunConfig, plugin_id: str) -> list[str]:
-    """Return a line for each option of the algorithm that is allowed and often regretted."""
+    """Return a line for each algorithm option that is allowed but often a mistake."""
     lines = [
         Problem((*path, name), message).within()
         for path, options, own in _options(config)
@@ -204,7 +204,7 @@ def algorithm_warnings(config: RunConfig, plugin_id: str) -> list[str]:
 def _options(
     config: RunConfig,
 ) -> Iterator[tuple[tuple[str | int, ...], Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield where options stand, all of them, and those that are given there."""
+    """Yield the path of options, all options, and those that are set there."""
     yield ("algorithm",), config.algorithm.options, config.algorithm.options
     for i, entry in enumerate(config.env if isinstance(config.env, tuple) else ()):
         if own := entry.run.algorithm:
@@ -214,12 +214,12 @@ def _options(
 def _said(
     method: str, config: RunConfig, plugin_id: str, options: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield what the config model of the algorithm says; nothing where it says nothing."""
+    """Yield what a method of the algorithm's config model returns; nothing without the method."""
     model = registry.config_model("algorithms", plugin_id)
     if model is None or not hasattr(model, method):
         return
     if registry.option_problems("algorithms", plugin_id, options):
-        return  # which is another problem, told of where options are checked
+        return  # another problem, reported by the check of the options
     facts = RunFacts(
         updates_per_batch=config.trainer.updates_per_batch,
         groups_per_batch=config.rollout.groups_per_batch,
@@ -231,12 +231,12 @@ def _said(
 def learning_problems(
     config: RunConfig, algorithm: AlgorithmSpec, envs: Sequence[EnvSpec]
 ) -> Iterator[Problem]:
-    """Yield what is missing for the algorithm, and what has no effect with it.
+    """Yield sections that the algorithm needs, and sections that have no effect with it.
 
     Args:
         config: The config.
-        algorithm: What it says of itself; of a class that nobody registered that is nothing.
-        envs: Of all environments that were found.
+        algorithm: The spec of the algorithm; without details for an unregistered class.
+        envs: The specs of all environments that were found.
     """
     is_known = ":" not in algorithm.id
     for section, needed in (
@@ -245,11 +245,11 @@ def learning_problems(
     ):
         given = getattr(config, section) is not None
         if needed and not given:
-            yield Problem((section,), f"{algorithm.id} needs one, for {_NEEDS[section]}")
+            yield Problem((section,), f"{algorithm.id} needs one, because {_NEEDS[section]}")
         elif given and is_known and not needed:
             yield Problem((section,), f"has no effect with {algorithm.id}; remove it")
     if config.teacher and config.runtime.kind != "inline":
-        message = "a teacher runs beside the engines of one machine: it needs runtime: inline"
+        message = "a teacher runs on the machine of the engines: it needs runtime: inline"
         yield Problem(("teacher",), message)
     yield from _other_model_problems(config)
     yield from _equal_group_problems(config, algorithm)
@@ -260,7 +260,7 @@ def learning_problems(
 
 
 def _other_model_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield why reference or teacher are no models, or not of the policy's vocabulary."""
+    """Yield why reference or teacher is not a model, or has another vocabulary than the policy."""
     own = config.model.path if isinstance(config.model, ModelPath) else None
     for section in ("reference", "teacher"):
         given = getattr(config, section)
@@ -268,7 +268,7 @@ def _other_model_problems(config: RunConfig) -> Iterator[Problem]:
             continue
         fault = model_path_fault(given.path)
         if fault is None and own is None:
-            fault = "a model that is made for this run has a vocabulary of its own: name model.path"
+            fault = "a new model has its own vocabulary: set model.path to an existing model"
         elif fault is None and own is not None:
             fault = vocabulary_fault(own, given.path)
         if fault:
@@ -283,7 +283,7 @@ def _equal_group_problems(config: RunConfig, algorithm: AlgorithmSpec) -> Iterat
             yield Problem(("rollout", "max_equal_groups"), message)
     elif rollout.min_group_size == 1 or algorithm.learns_from == "demonstrations":
         message = (
-            "replace: the rewards of a group of one are always equal, so that it would never be "
+            "replace: the rewards of a group of one are always equal, so it would never be "
             "trained; set rollout.min_group_size to 2 or more, or equal_groups: train"
         )
         yield Problem(("rollout", "equal_groups"), message)
@@ -305,8 +305,8 @@ def _curriculum_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(("curriculum",), message)
     if config.deterministic and config.staleness_bound > 0:
         message = (
-            "with max_staleness above 0 the next tasks depend on timing: on which episodes have "
-            "ended. deterministic: true forbids that; use one of the two"
+            "with max_staleness above 0 the next tasks depend on timing (which episodes have "
+            "ended), and deterministic: true forbids that; use one of the two"
         )
         yield Problem(("curriculum",), message)
 
@@ -316,19 +316,19 @@ def _demonstration_problems(
 ) -> Iterator[Problem]:
     why = f"with {algorithm.id}, which learns from the environment's expert"
     if config.rollout.group_size > 1:
-        message = f"{config.rollout.group_size}: the expert does the same each time; set it to 1"
+        message = f"{config.rollout.group_size}: the expert always acts the same; set it to 1"
         yield Problem(("rollout", "group_size"), message)
     for key in ("redundant", "in_flight", "kv_on_swap"):
         if key in config.rollout.model_fields_set:
             yield Problem(("rollout", key), f"has no effect {why}; remove it")
     for spec in envs:
         if spec.kind == "agent":
-            message = f"{spec.id} is an agent, and has no oracle to learn from"
+            message = f"{spec.id} is an agent, which has no oracle to learn from"
             yield Problem(("env",), message)
 
 
 def vocabulary_fault(ours: str, other: str) -> str | None:
-    """Say why token ids of one model mean something else to another; None where nothing shows it.
+    """Return why token ids of one model mean something else to another, or None.
 
     Args:
         ours: Folder of the policy.
@@ -341,21 +341,21 @@ def vocabulary_fault(ours: str, other: str) -> str | None:
         ) or sorted((i, token) for token, i in second.items() if token not in first)
         at, token = differing[0]
         return (
-            f"{other} has another vocabulary than {ours}: {len(second)} tokens against "
-            f"{len(first)}, and token {at} ({token!r}) is not the same; take a model with the same "
+            f"{other} and {ours} have different vocabularies: {len(second)} tokens and "
+            f"{len(first)}, and token {at} ({token!r}) differs; use a model with the same "
             "tokenizer"
         )
     sizes = [_vocab_size(Path(p).expanduser()) for p in (ours, other)]
     if None not in sizes and sizes[0] != sizes[1] and (first is None or second is None):
         return (
-            f"{other} has another vocabulary than {ours}: {sizes[1]} tokens against {sizes[0]}; "
-            "take a model with the same tokenizer"
+            f"{other} and {ours} have different vocabularies: {sizes[1]} tokens and {sizes[0]}; "
+            "use a model with the same tokenizer"
         )
     return None
 
 
 def _vocabulary(folder: Path) -> dict[str, int] | None:
-    """Return token -> id of a model folder; None where there is no ``tokenizer.json``."""
+    """Return token -> id of a model folder; None if there is no ``tokenizer.json``."""
     content = _json_object(folder / "tokenizer.json")
     if content is None:
         return None

@@ -1,7 +1,7 @@
-"""Tools that an environment offers: what they are, how they are called, where they come from.
+"""Tools of environments: specs, calls and sources.
 
-Takes: the modules of this package. Gives: their public names. (``rollart_plugins.mcp`` has tools of
-MCP servers.)
+Takes: the modules of this package. Gives: their public names. ``rollart_plugins.mcp`` has the tools
+of MCP servers.
 """
 
 from rollart_core.rollout.tools.action import Call, ToolAction

@@ -1,10 +1,10 @@
-"""The action of an environment with tools: what the policy said and called, as one JSON text.
+"""The action of an environment with tools: the policy's text and calls in one JSON text.
 
     {"content": "I look it up.", "tool_calls": [{"id": "call00000", "name": "find",
                                                 "arguments": {"word": "red"}}]}
 
-Takes: the text that ``env.step`` gets. Gives: :class:`ToolAction`. Never: knows how a model writes
-calls; that is :mod:`rollart_core.models.tool_calls`, in front of the environment.
+Takes: the text that ``env.step`` gets. Gives: :class:`ToolAction`. Never: depends on the format in
+which a model writes calls. :mod:`rollart_core.models.tool_calls` parses it before ``env.step``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rollart_core.types import FunctionCall, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call."""
+    """One tool call."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
-    """What its answer names; empty: one is given by its place."""
+    """The id that its answer refers to; empty: an id is generated from its position."""
 
     def wire(self) -> ToolCall:
-        """Return the call in the shape of OpenAI's chat API."""
+        """Return the call in the format of OpenAI's chat API."""
         arguments = json.dumps(dict(self.arguments), ensure_ascii=False)
         function = FunctionCall(name=self.name, arguments=arguments)
         return ToolCall(id=self.id, type="function", function=function)
@@ -36,13 +36,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ToolAction:
-    """What the policy said, and what it called."""
+    """The text and the calls of the policy."""
 
     content: str = ""
+    """Text of the answer, without the calls."""
     calls: tuple[Call, ...] = ()
+    """Tool calls, in order."""
 
     def text(self) -> str:
-        """Return the action as ``env.step`` takes it."""
+        """Return the action as text for ``env.step``."""
         calls = [
             {**({"id": c.id} if c.id else {}), "name": c.name, "arguments": dict(c.arguments)}
             for c in self.calls
@@ -51,7 +53,7 @@ class ToolAction:
 
     @classmethod
     def read(cls, action: str) -> ToolAction:
-        """Return what an action says; one that is no such JSON is content as a whole."""
+        """Parse an action; if it is not such JSON, the whole text is the content."""
         try:
             value = json.loads(action)
         except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Calls that nobody chose: drawn at random, or at the edges of what a schema allows.
+"""Generated tool calls, with random arguments or with edge values of the schemas.
 
 Takes: tool specs. Gives: :class:`~rollart_core.rollout.tools.action.Call` records whose arguments
-fit the schemas, as those fit that a run lets through. Never: makes a call.
+are valid under the schemas, as in a run. Never: makes a call.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _EDGES: Final[Mapping[str, Sequence[object]]] = {
     "object": ({},),
     "null": (None,),
 }
-"""By type of JSON; the first of each is the plainest."""
+"""Edge values by JSON type; the first value of each type is a plain one."""
 _MAX_DEPTH: Final = 4
 _MAX_SIZE: Final = 100_000
-"""Of a ``minItems`` or ``minLength`` that is filled."""
+"""Maximum ``minItems`` or ``minLength`` that is filled."""
 
 Word = Callable[[], str]
-"""Draws a text."""
+"""Returns a random text."""
 
 
 def drawn_call(rng: random.Random, tools: Sequence[ToolSpec], word: Word) -> Call:
-    """Return a call of any of the tools, with arguments that fit its schema.
+    """Return a call of a random tool, with random arguments that follow its schema.
 
     Args:
-        rng: What is drawn from.
-        tools: At least one.
-        word: Draws texts.
+        rng: The random generator.
+        tools: The tools; at least one.
+        word: Returns random texts.
     """
     function = rng.choice(list(tools))["function"]
     schema = _Schema(function.get("parameters") or {})
@@ -49,14 +49,14 @@ def drawn_call(rng: random.Random, tools: Sequence[ToolSpec], word: Word) -> Cal
 
 
 def edge_calls(tools: Sequence[ToolSpec]) -> list[Call]:
-    """Return calls of every tool, in turns: each argument takes each edge value of its schema.
+    """Return calls of every tool, alternating, in which each argument takes each edge value.
 
-    Edges are 0, -1, the minimum and the maximum, empty and long texts, every value of an ``enum``,
-    and arguments that may be left out left out. Calls that do not fit their schema are not among
-    them: a run answers those itself.
+    Edge values are 0, -1, the minimum and the maximum, empty and long texts, and every value of an
+    ``enum``; one call leaves out the optional arguments. Calls that are invalid under their schema
+    are not included, because a run answers them without the environment.
 
     Raises:
-        ValueError: When one is no tool.
+        ValueError: If a spec is not a valid tool.
     """
     known = ToolSet(tools)
     of_each = [_fitting_calls(known, spec["function"]) for spec in known.specs]
@@ -73,7 +73,7 @@ def _fitting_calls(known: ToolSet, function: FunctionSpec) -> list[Call]:
 
 
 class _Schema:
-    """A JSON schema whose local references are followed."""
+    """A JSON schema with its local references resolved."""
 
     def __init__(self, schema: Any, root: Any = None, depth: int = 0) -> None:
         self.root = schema if root is None else root
@@ -81,21 +81,21 @@ class _Schema:
         self.said: Mapping[str, Any] = self._followed(schema)
 
     def at(self, part: Any) -> _Schema:
-        """Return a schema inside of this one."""
+        """Return a schema nested in this one."""
         return _Schema(part, self.root, self.depth + 1)
 
     def properties(self) -> list[tuple[str, Any]]:
-        """Return names and schemas of an object's properties; none too deep inside."""
+        """Return names and schemas of an object's properties; none beyond the maximum depth."""
         given = self.said.get("properties")
         return list(given.items()) if isinstance(given, Mapping) and self.depth < _MAX_DEPTH else []
 
     def required(self) -> Sequence[str]:
-        """Return the properties that must be there."""
+        """Return the required properties."""
         given = self.said.get("required")
         return given if isinstance(given, list) else ()
 
     def alternatives(self) -> list[_Schema]:
-        """Return the schemas of which one holds; itself when there is no choice."""
+        """Return the alternative schemas; only this schema if it has no alternatives."""
         kind = self.said.get("type")
         if isinstance(kind, list):
             return [self.at({**self.said, "type": one}) for one in kind]
@@ -105,26 +105,26 @@ class _Schema:
         return [inner for part in some for inner in self.at(part).alternatives()]
 
     def kind(self) -> str:
-        """Return the type of JSON that it asks for."""
+        """Return the JSON type of the schema."""
         kind = self.said.get("type")
         if isinstance(kind, str):
             return kind
         return "object" if "properties" in self.said else "string"
 
     def chosen(self) -> Sequence[object]:
-        """Return the values that it lists; nothing when it lists none."""
+        """Return the values of ``const`` or ``enum``; empty if there are none."""
         if "const" in self.said:
             return (self.said["const"],)
         given = self.said.get("enum")
         return given if isinstance(given, list) else ()
 
     def bound(self, key: str) -> float | None:
-        """Return a number that it says."""
+        """Return the number of a key; None if there is none."""
         given = self.said.get(key)
         return given if isinstance(given, int | float) and not isinstance(given, bool) else None
 
     def least(self, key: str) -> int:
-        """Return a least size, within reason."""
+        """Return the minimum size of a key, at most ``_MAX_SIZE``."""
         return min(int(self.bound(key) or 0), _MAX_SIZE)
 
     def _followed(self, schema: Any) -> Mapping[str, Any]:
@@ -147,7 +147,7 @@ def _drawn(rng: random.Random, schema: _Schema, word: Word) -> Any:
     kind = schema.kind()
     if kind in ("integer", "number"):
         low, high = _range(schema)
-        if low > high:  # no whole number is between its bounds
+        if low > high:  # the bounds contain no whole number
             return schema.bound("minimum") or schema.bound("maximum") or (low + high) / 2
         return rng.randint(low, high)
     if kind == "boolean":
@@ -162,7 +162,7 @@ def _drawn(rng: random.Random, schema: _Schema, word: Word) -> Any:
 
 
 def _range(schema: _Schema) -> tuple[int, int]:
-    """Return the least and the greatest whole number that are drawn; the first may be above."""
+    """Return the range of whole numbers to draw from; it may be empty, with the first larger."""
     low, high = _bounds(schema)
     if low is None:
         low = 0 if high is None or high >= 0 else high - 100
@@ -170,7 +170,7 @@ def _range(schema: _Schema) -> tuple[int, int]:
 
 
 def _bounds(schema: _Schema) -> tuple[int | None, int | None]:
-    """Return the least and the greatest whole number that a schema allows; None: no bound."""
+    """Return the smallest and the largest whole number that a schema allows; None: no bound."""
     low, above = schema.bound("minimum"), schema.bound("exclusiveMinimum")
     high, below = schema.bound("maximum"), schema.bound("exclusiveMaximum")
     lows = [math.ceil(low)] if low is not None else []
@@ -181,7 +181,7 @@ def _bounds(schema: _Schema) -> tuple[int | None, int | None]:
 
 
 def _edge_arguments(schema: _Schema) -> Iterator[dict[str, Any]]:
-    """Yield plain arguments, only those that must be there, and each argument at each edge."""
+    """Yield plain arguments, only the required ones, and each argument with each edge value."""
     edges = {name: list(_edges(schema.at(part))) for name, part in schema.properties()}
     plain = {name: values[0] for name, values in edges.items() if values}
     yield plain

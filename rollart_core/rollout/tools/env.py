@@ -1,4 +1,4 @@
-"""Environments whose actions are tool calls: methods marked with :func:`tool`, and tool sources.
+"""Environments whose actions are tool calls, of methods marked with :func:`tool` or of sources.
 
     class Adding(ToolEnv):
         def begin(self, task, split, seed):
@@ -12,9 +12,9 @@
         def said(self, content):
             return ToolResult("", reward=float("3" in content), done=True)
 
-Takes: actions as :class:`~rollart_core.rollout.tools.action.ToolAction` writes them. Gives: a
+Takes: actions in the format of :class:`~rollart_core.rollout.tools.action.ToolAction`. Gives: a
 gymnasium environment that declares its tools in ``info["tools"]`` of ``reset`` and answers each
-call with a ``tool`` message. Never: knows how a model writes calls.
+call with a ``tool`` message. Never: depends on the format in which a model writes calls.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _PREFIX = "arg_"
 def tool(method: _F) -> _F:
     """Mark a method as a tool.
 
-    Its name, the first paragraph of its docstring and its annotated parameters are what the policy
-    is shown. It returns a text or a :class:`ToolResult`, and raises :class:`ToolError` to be told
-    to the policy; any other error fails the episode.
+    The policy gets the method's name, the first paragraph of its docstring and its annotated
+    parameters. The method returns text or a :class:`ToolResult`. If it raises :class:`ToolError`,
+    the policy gets the message; any other error fails the episode.
 
     Raises:
-        TypeError: When a parameter has no annotation, or stands for any number of them.
+        TypeError: If a parameter has no annotation, or is ``*args`` or ``**kwargs``.
     """
     for parameter in list(inspect.signature(method).parameters.values())[1:]:
         if parameter.annotation is parameter.empty or parameter.kind in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
         ):
-            raise TypeError(f"tool {method.__name__}: give parameter {parameter.name} a type")
+            raise TypeError(f"tool {method.__name__}: annotate parameter {parameter.name}")
     setattr(method, _MARK, True)
     return method
 
@@ -70,10 +70,10 @@ class _Own:
 
 
 class ToolEnv(gymnasium.Env[Observation, str]):
-    """Base of environments with tools; see the module.
+    """Base class of environments with tools; see the module docstring.
 
     Args:
-        sources: Tools of others, offered beside its own; closed with it.
+        sources: Sources of further tools; closed with the environment.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
@@ -86,21 +86,21 @@ class ToolEnv(gymnasium.Env[Observation, str]):
 
     @abstractmethod
     def begin(self, task: int, split: str, seed: int | None) -> str | list[Message]:
-        """Begin the task and return what the policy is shown first."""
+        """Start the task and return the first observation."""
 
     @abstractmethod
     def said(self, content: str) -> ToolResult:
-        """Take a message that calls nothing, such as the final answer."""
+        """Handle a message without calls, such as the final answer."""
 
     def tools(self) -> list[ToolSpec]:
-        """Return what can be called in the present task."""
+        """Return the tools of the current task."""
         others = [spec for source in self._sources for spec in source.tools()]
         return [*(own.spec for own in self._own.values()), *others]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode; ``info["tools"]`` says what can be called."""
+        """Start an episode; ``info["tools"]`` contains its tools."""
         super().reset(seed=seed)
         options = options or {}
         first = self.begin(int(options.get("task", 0)), str(options.get("split", "train")), seed)
@@ -108,7 +108,7 @@ class ToolEnv(gymnasium.Env[Observation, str]):
         return shown, {"tools": self.tools()}
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Make the calls, one after the other; what comes after the end is not made."""
+        """Make the calls in order; calls after the end of the episode are not made."""
         asked = ToolAction.read(action)
         if not asked.calls:
             result = self.said(asked.content)
@@ -139,7 +139,7 @@ class ToolEnv(gymnasium.Env[Observation, str]):
     def _made(self, call: Call) -> str | ToolResult:
         own = self._own.get(call.name)
         if own is not None:
-            try:  # as JSON, in which a list may stand for a tuple and a text for a date
+            try:  # as JSON, so that a list is accepted as a tuple and text as a date
                 given = own.arguments.model_validate_json(json.dumps(dict(call.arguments)))
             except ValidationError as e:
                 raise ToolError(f"wrong arguments for {call.name}: {_first(e)}") from e
@@ -171,7 +171,7 @@ def _stepped(
 
 
 def _methods(env: object) -> list[_Own]:
-    """Return the tools among the methods, in the order in which the classes write them."""
+    """Return the methods marked as tools, in the order of their definition."""
     names = dict.fromkeys(
         name
         for kind in reversed(type(env).__mro__)
@@ -183,7 +183,7 @@ def _methods(env: object) -> list[_Own]:
 
 def _own(method: Callable[..., Any]) -> _Own:
     hints = get_type_hints(method, include_extras=True)
-    fields: dict[str, Any] = {  # by alias, for names that pydantic keeps to itself (json, copy)
+    fields: dict[str, Any] = {  # by alias, for names that pydantic reserves (json, copy)
         _PREFIX + p.name: (
             hints[p.name],
             Field(... if p.default is p.empty else p.default, alias=p.name),
@@ -201,7 +201,7 @@ def _own(method: Callable[..., Any]) -> _Own:
 
 
 def _untitled(schema: Any) -> Any:
-    """Return the schema without the titles that pydantic makes from names: tokens for nothing."""
+    """Return the schema without the titles that pydantic derives from names, to save tokens."""
     if isinstance(schema, list):
         return [_untitled(value) for value in schema]
     if not isinstance(schema, dict):
@@ -216,7 +216,7 @@ def _untitled(schema: Any) -> Any:
 
 
 def _first(error: ValidationError) -> str:
-    """Return the first of the problems in one line."""
+    """Return the first problem in one line."""
     problem = error.errors(include_url=False)[0]
     where = "".join(f"{at}: " for at in problem["loc"])
     return first_line(f"{where}{problem['msg']}")

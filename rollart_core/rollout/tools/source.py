@@ -1,7 +1,7 @@
-"""Where tools come from that an environment did not write itself.
+"""The interface of external tools, such as those of an MCP server.
 
-Takes: nothing. Gives: :class:`ToolSource`, the seam, and the errors and answers of tools. Never:
-runs anything.
+Takes: nothing. Gives: :class:`ToolSource`, and the errors and results of tools. Never: runs
+anything.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from rollart_core.types import ToolSpec
 
 
 class ToolError(Exception):
-    """A tool could not do what it was asked; the policy is told why, and the episode goes on."""
+    """A call of a tool failed. The policy gets the message, and the episode continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call came to, where that is more than a text."""
+    """The result of a call, for results that are more than text."""
 
     content: str
-    """What the policy reads."""
+    """The text that the policy gets."""
     reward: float = 0.0
     done: bool = False
-    """The episode is over."""
+    """Whether the episode is over."""
     success: bool | None = None
     components: Mapping[str, float] = field(default_factory=dict)
     """``reward_components`` of the step."""
 
 
 class ToolSource(Protocol):
-    """Tools of somebody else, such as an MCP server."""
+    """A source of external tools, such as an MCP server."""
 
     def tools(self) -> Sequence[ToolSpec]:
-        """Return what can be called."""
+        """Return the specs of the tools."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call one of them and return what it says; raise :class:`ToolError` where it fails."""
+        """Call a tool and return its result; raise :class:`ToolError` if it fails."""
 
     def close(self) -> None:
-        """Stop whatever was started; may be called twice."""
+        """Stop everything that was started; may be called twice."""

@@ -1,7 +1,7 @@
-"""The tools of one episode: checked when they are declared, and arguments checked when called.
+"""The tools of one episode, and validation of their specs and of the arguments of calls.
 
-Takes: tool specs as environments declare them. Gives: :class:`ToolSet`. Never: runs a tool, or
-fetches what a schema refers to.
+Takes: tool specs of environments. Gives: :class:`ToolSet`. Never: runs a tool, or fetches the
+references of a schema.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class ToolSet:
     """Tools by name.
 
     Args:
-        specs: What was declared.
+        specs: The declared tools.
 
     Raises:
-        ValueError: When one is no tool, a schema is none, or two have one name.
+        ValueError: If a spec or a schema is not valid, or two tools have the same name.
     """
 
     def __init__(self, specs: Sequence[ToolSpec]) -> None:
@@ -38,7 +38,7 @@ class ToolSet:
             self._validators[function["name"]] = _validator(function)
 
     def problem(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        """Return why a call cannot be made, in one line for the policy; None when it can."""
+        """Return why a call is invalid, in one line for the policy; None if it is valid."""
         from jsonschema.exceptions import best_match
 
         validator = self._validators.get(name)
@@ -54,10 +54,10 @@ class ToolSet:
 
 
 def checked_tools(specs: object) -> tuple[ToolSpec, ...]:
-    """Return what an environment declared as plain tool specs.
+    """Return the tools that an environment declared, as plain tool specs.
 
     Raises:
-        ValueError: When one is no tool, or two have one name.
+        ValueError: If a spec is not valid, or two tools have the same name.
     """
     if not isinstance(specs, Sequence) or isinstance(specs, str):
         raise ValueError(f"tools must be a list of tool specs, not {type(specs).__name__}")
@@ -65,7 +65,7 @@ def checked_tools(specs: object) -> tuple[ToolSpec, ...]:
     names = [spec["function"]["name"] for spec in checked]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"two tools are called {twice[0]!r}")
+        raise ValueError(f"two tools have the name {twice[0]!r}")
     return checked
 
 
@@ -73,17 +73,17 @@ def _checked(spec: object) -> ToolSpec:
     function = spec.get("function") if isinstance(spec, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         shape = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
-        raise ValueError(f"a tool is {shape}, not {first_line(repr(spec), 100)}")
+        raise ValueError(f"a tool must be {shape}, not {first_line(repr(spec), 100)}")
     name = function["name"]
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a tool: letters, digits, '_', '-', '.', up to 64")
+        raise ValueError(f"tool name {name!r}: use at most 64 letters, digits, '_', '-' and '.'")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):
         raise ValueError(f"parameters of tool {name!r} must be a JSON schema")
-    try:  # a deep copy that is plain JSON: it goes to templates, servers and other processes
+    try:  # a deep copy as plain JSON, for templates, servers and other processes
         plain = json.loads(json.dumps(parameters, allow_nan=False))
     except (TypeError, ValueError) as e:
-        raise ValueError(f"parameters of tool {name!r} are no JSON: {e}") from e
+        raise ValueError(f"parameters of tool {name!r} are not JSON: {e}") from e
     described = str(function.get("description") or "")
     return ToolSpec(
         type="function",
@@ -103,7 +103,7 @@ def _validator(function: FunctionSpec) -> Validator:
     except SchemaError as e:
         name = function["name"]
         raise ValueError(
-            f"parameters of tool {name!r} are no JSON schema: {first_line(e.message)}"
+            f"parameters of tool {name!r} are not a JSON schema: {first_line(e.message)}"
         ) from e
     nothing_fetched: Registry[Any] = Registry()
     return kind(schema, registry=nothing_fetched)

@@ -101,11 +101,11 @@ def test_a_call_that_takes_too_long_ends_in_time():
 
 @pytest.mark.slow
 def test_a_server_that_does_not_start_is_said_in_one_line():
-    with pytest.raises(RuntimeError, match="does not start: out of stock"):
+    with pytest.raises(RuntimeError, match="did not start: out of stock"):
         _plain("broken").tools()
-    with pytest.raises(RuntimeError, match=r"does not start: .*no-such-command"):
+    with pytest.raises(RuntimeError, match=r"did not start: .*no-such-command"):
         McpTools(McpServer("no-such-command")).tools()
-    with pytest.raises(RuntimeError, match="does not start: TimeoutError"):
+    with pytest.raises(RuntimeError, match="did not start: TimeoutError"):
         McpTools(McpServer("sleep", ("30",), start_s=0.2)).tools()
     with pytest.raises(ConfigError, match="no tool 'stok'; it has: process_id, die"):
         _plain(only=["stok"]).tools()

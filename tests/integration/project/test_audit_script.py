@@ -61,13 +61,13 @@ def test_a_run_that_keeps_its_promises_passes(run_dir: Path) -> None:
         ("INSERT INTO batches SELECT 2, 0, 1, state, group_ids, staleness, ticket_ids, attempts, "
          "life FROM batches", "g0.0 is trained 2 times"),
         ("UPDATE batches SET attempts = '[0, 0]'", "g0.1#0 has 0 finished records of 1"),
-        ("UPDATE batches SET batch = 2", "g0.0#0 is of version 0, bound 1"),
-        ("UPDATE batches SET life = 1", "g0.0#0 is of life 0, the batch of 1"),
-        ("UPDATE batches SET group_ids = '[\"g1\"]'", "g0.0#0 is of group g0, which is not in it"),
+        ("UPDATE batches SET batch = 2", "g0.0#0 has version 0, bound 1"),
+        ("UPDATE batches SET life = 1", "g0.0#0 is from life 0, its batch from 1"),
+        ("UPDATE batches SET group_ids = '[\"g1\"]'", "g0.0#0 is from group g0, which is"),
         ("UPDATE tickets SET state = 'queued' WHERE idx = 0", "g0.0 is queued after the end"),
         ("UPDATE trajectories SET reward = NULL", "g0.0#0 has the reward None"),
-        ("DELETE FROM events WHERE attempt = 1", "g0.1#1 is recorded and was never dispatched"),
-        ("DELETE FROM events WHERE kind = 'part_died'", "1 failures are infrastructure, and 0"),
+        ("DELETE FROM events WHERE attempt = 1", "g0.1#1 is recorded but was never dispatched"),
+        ("DELETE FROM events WHERE kind = 'part_died'", "1 failures are infrastructure, but 0"),
         ("DELETE FROM tickets WHERE idx = 1", "g0.1 was dispatched and is unknown"),
     ],
 )  # fmt: skip

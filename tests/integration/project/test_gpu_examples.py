@@ -121,4 +121,4 @@ def test_what_does_not_fit_is_said_with_what_to_change(rollart) -> None:
     assert "cannot split 32 heads evenly" in err
     code, _, err = rollart("plan", config, "engine.tp_size=16", "--cluster", cluster)
     assert code == 1
-    assert "an engine takes 16 devices of one machine, and gpus has 8" in err
+    assert "an engine needs 16 devices of one machine, but gpus has 8" in err

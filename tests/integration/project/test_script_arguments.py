@@ -50,10 +50,10 @@ def test_help_is_the_scripts_own_comment(script: Script, name: str, word: str) -
 @pytest.mark.parametrize(
     ("name", "words", "says"),
     [
-        ("head.sh", ("train", "gen"), "head.sh: one kind at most, not 'train gen'"),
-        ("head.sh", ("Train",), "head.sh: 'Train' is no kind: one is of a-z, 0-9 and _"),
-        ("head.sh", ("--port",), "head.sh: '--port' is no kind"),
-        ("node.sh", (), "node.sh: which kind of node, in one word"),
+        ("head.sh", ("train", "gen"), "head.sh: expected at most one kind, not 'train gen'"),
+        ("head.sh", ("Train",), "head.sh: 'Train' is not a valid kind: use a word of a-z, "),
+        ("head.sh", ("--port",), "head.sh: '--port' is not a valid kind"),
+        ("node.sh", (), "node.sh: give one kind of node, a word of a-z"),
         ("node.sh", ("train", "gen"), "not 'train gen'"),
         ("node.sh", ('a": 1, "b',), """not 'a": 1, "b'"""),
     ],
@@ -85,7 +85,7 @@ def test_outside_of_slurm_the_job_says_how_to_submit_it(script: Script) -> None:
     for words in ((), ("run.yaml",), ("--help",)):
         done = script("scripts/slurm.sbatch", *words)
         assert done.returncode == 1
-        assert "this is no Slurm job: submit it with sbatch: KINDS=" in done.stderr
+        assert "this is not a Slurm job: submit it with sbatch: KINDS=" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_preference_counts_if_it_outlasts_the_swap(server: OpenAIServer) -> No
     server.say = lambda text: "Verdict: FIRST"
     assert judge.prefer("Which?", "long enough", "short") == 0.5
     server.say = lambda text: "Verdict: neither"
-    with pytest.raises(ValueError, match="asked 3 times for one of first, second, tie"):
+    with pytest.raises(ValueError, match="in 3 tries; expected one of first, second, tie"):
         judge.prefer("Which?", "a", "b")
     judge.close()
 
@@ -60,7 +60,7 @@ def test_an_answer_is_compared_with_the_environments(server: OpenAIServer) -> No
     text = server.bodies("/v1/chat/completions")[-1]["messages"][-1]["content"]
     assert "<task>\n?\n</task>" in text
     assert text.count("</first>") == 1
-    with pytest.raises(ValueError, match="gives its reward no 'reference'"):
+    with pytest.raises(ValueError, match="provides no 'reference' to its reward"):
         reward.score(asked("x"))
     reward.close()
 
@@ -94,7 +94,7 @@ def test_a_judge_that_grades_may_be_shown_what_is_right(server: OpenAIServer) ->
     server.say = lambda text: "Verdict: 10" if "<reference>\n42\n</reference>" in text else "0"
     reward = registry.build("rewards", "judge", options(server, reference="reference"))
     assert reward.score(asked("42", reference=42)).value == 1.0
-    with pytest.raises(ValueError, match="gives its reward no 'reference'"):
+    with pytest.raises(ValueError, match="provides no 'reference' to its reward"):
         reward.score(asked("42"))
     reward.close()
 

@@ -107,13 +107,13 @@ def test_it_keeps_its_contract(folder: str) -> None:
 def test_what_is_no_reward_model_is_no_zero(folder: str, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
         RewardModel(model=str(tmp_path / "nowhere"), local_only=True).score(asked("x"))
-    with pytest.raises(ValueError, match="label 3 of a model with 1 outputs"):
+    with pytest.raises(ValueError, match="label 3 is not one of 1 outputs"):
         RewardModel(model=folder, label=3).score(asked("x"))
     policy = tmp_path / "policy"
     save_model(policy)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (policy / name).write_bytes((Path(folder) / name).read_bytes())
-    with pytest.raises(ValueError, match=r"no sequence classifier: it lacks score\.weight"):
+    with pytest.raises(ValueError, match=r"not a sequence classifier: no score\.weight"):
         RewardModel(model=str(policy)).score(asked("x"))
     broken = save_classifier(tmp_path / "broken")
     reward = RewardModel(model=broken)

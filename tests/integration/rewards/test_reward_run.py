@@ -64,7 +64,7 @@ def test_a_weighted_group_is_scored_whole_and_its_parts_are_on_record(tmp_path: 
 def test_an_environment_that_says_nothing_of_what_is_right_stops_the_run(tmp_path: Path) -> None:
     env = {"id": "rollart_testing:AsyncFakeEnv", "turns": 1}
     limits = {"window": 8, "max_rate": 0.5}
-    with pytest.raises(TooManyFailures, match="gives its reward no 'reference'"):
+    with pytest.raises(TooManyFailures, match="provides no 'reference' to its reward"):
         launch(resolve_run(config(tmp_path, "numeric", env=env, failures=limits)))
 
 

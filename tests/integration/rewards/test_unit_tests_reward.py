@@ -108,7 +108,7 @@ def test_credit_for_each_test_that_passes() -> None:
 def test_what_one_box_has_room_for_is_judged_with_one_box(tests: dict[str, Any]) -> None:
     if why := no_bubblewrap():
         pytest.skip(why)
-    reward = UnitTests(**options(pool={"max_boxes": 1, "wait_s": 30}))
+    reward = UnitTests(**options(pool={"max_sandboxes": 1, "wait_s": 30}))
     try:
         program = HOSTILE["kills what runs it"] + GOOD
         assert value(reward, program, tests) == 0.0
@@ -159,9 +159,9 @@ def test_a_broken_box_is_a_failure_and_no_zero() -> None:
     if why := no_bubblewrap():
         pytest.skip(why)
     broken = UnitTests(**options(python="/no/python3"))
-    with pytest.raises(RewardFailure, match="the box of the unit tests"):
+    with pytest.raises(RewardFailure, match="the sandbox of the unit tests"):
         value(broken, GOOD, ADDS)
-    with pytest.raises(RewardFailure, match="the box of the unit tests"):
+    with pytest.raises(RewardFailure, match="the sandbox of the unit tests"):
         value(broken, GOOD, SUMS)
     broken.close()
 
@@ -169,13 +169,13 @@ def test_a_broken_box_is_a_failure_and_no_zero() -> None:
 @pytest.mark.parametrize(
     ("tests", "reason"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         (3, "not an object"),
-        ({}, "neither a `test`"),
+        ({}, "need a `test`"),
         ({"test": "assert f()"}, "not the name of a function"),
-        ({"inputs": [], "outputs": []}, "something in them"),
+        ({"inputs": [], "outputs": []}, "lists that are not empty"),
         ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
-        ({"inputs": [1], "outputs": [1], "entry_point": "f"}, "lists of arguments"),
+        ({"inputs": [1], "outputs": [1], "entry_point": "f"}, "list of arguments"),
     ],
 )
 def test_tests_that_cannot_be_read_are_told(tests: object, reason: str) -> None:

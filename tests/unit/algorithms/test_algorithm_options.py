@@ -67,7 +67,7 @@ def test_defaults_are_allowed_and_every_algorithm_says_what_it_computes(spec: ob
         ("RLOOConfig", {"ratio_level": "sample_sum", "credit": "turn"}, "credit: turn gives each"),
         ("GiGPOConfig", {"ratio_level": "sample_sum"}, "step advantage of GiGPO gives each"),
         ("PPOConfig", {"ratio_level": "sample_sum"}, "critic of PPO gives each"),
-        ("DistillationConfig", {"ratio_level": "sample_sum"}, "teacher's opinion"),
+        ("DistillationConfig", {"ratio_level": "sample_sum"}, "teacher's score"),
         (
             "ReinforcePPConfig",
             {"ratio_level": "sample_sum", "kl_coef": 0.1},

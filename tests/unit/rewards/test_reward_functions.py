@@ -49,7 +49,7 @@ def test_what_makes_no_difference_is_up_to_the_options():
 
 @pytest.mark.parametrize("reward_id", ["exact-match", "numeric"])
 def test_an_environment_that_does_not_say_what_is_right_is_no_zero(reward_id):
-    with pytest.raises(ValueError, match="example/Env-v0 gives its reward no 'reference'"):
+    with pytest.raises(ValueError, match="example/Env-v0 provides no 'reference' to its reward"):
         value(reward_id, "42")
     with pytest.raises(ValueError, match="not a text, a number or a list"):
         value(reward_id, "42", {"is": 42})
@@ -91,7 +91,7 @@ def test_numbers_are_compared_within_tolerance_and_exactly_without():
     exact = {"rel_tol": 0.0}
     assert value("numeric", big, big, exact) == 1
     assert value("numeric", big[:-1] + "1", big, exact) == 0
-    with pytest.raises(ValueError, match="'many' is no number"):
+    with pytest.raises(ValueError, match="'many' is not a number"):
         value("numeric", "3", "many")
 
 
@@ -123,7 +123,7 @@ def test_every_message_counts_or_the_last():
     assert value("format", "", options={"form": {"pattern": "ok"}}, messages=talk) == 0.5
     last = {"form": {"pattern": "ok"}, "messages": "last"}
     assert value("format", "", options=last, messages=talk) == 1
-    with pytest.raises(ValueError, match="said nothing"):
+    with pytest.raises(ValueError, match="wrote no message"):
         value("format", "", options={"form": {"pattern": "ok"}}, messages=())
 
 
@@ -139,19 +139,19 @@ def test_length_costs_evenly_between_free_and_limit():
 @pytest.mark.parametrize(
     ("reward_id", "options", "reason"),
     [
-        ("exact-match", {"answer": {"pattern": "x"}}, "must have one group"),
-        ("regex", {"pattern": "("}, "no regular expression"),
+        ("exact-match", {"answer": {"pattern": "x"}}, "must have exactly one group"),
+        ("regex", {"pattern": "("}, "not a valid regular expression"),
         ("format", {}, "form: is missing"),
         ("format", {"form": {"tags": ["a"], "pattern": "b"}}, "form"),
         ("format", {"form": {"tags": []}}, "tags"),
-        ("format", {"form": {"json_schema": {"type": "thing"}}}, "json_schema is none"),
+        ("format", {"form": {"json_schema": {"type": "thing"}}}, "json_schema is not a valid"),
         ("length-penalty", {"free": 5, "limit": 5}, r"free \(5\) must be below limit \(5\)"),
         ("numeric", {"rel_tol": float("nan")}, "rel_tol"),
         ("weighted", {"parts": {}}, "parts"),
         ("weighted", {"parts": {"a": {"reward": "exact-mach"}}}, "Did you mean 'exact-match'"),
         ("weighted", {"parts": {"a": {"reward": {"id": "regex", "patern": "x"}}}}, "patern"),
         ("weighted", {"parts": {"a": {"reward": "group-rank"}}}, "WeightedGroup-v1"),
-        ("group-rank", {"of": "group-rank"}, "sees whole groups"),
+        ("group-rank", {"of": "group-rank"}, "scores whole groups"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_scored(reward_id, options, reason):
@@ -190,7 +190,7 @@ def test_what_a_part_may_not_say_is_not_added_up():
 
 
 def test_weights_that_leave_the_range_are_refused():
-    with pytest.raises(ValueError, match="could make a reward of 150; most is 100"):
+    with pytest.raises(ValueError, match="can reach 150; the maximum is 100"):
         registry.build(
             "rewards", "weighted", weighted(a=("exact-match", 100.0), b=("numeric", -50.0))
         )
@@ -216,7 +216,7 @@ def test_only_who_is_right_gains_by_being_short():
     assert values("group-length", [group[0], group[3]]) == [0.0, 0.0]
     group = [asked(text, reference="7", num_loss_tokens=n) for text, n in (("7", 2), ("8", 1))]
     assert values("group-length", group, {"right": "numeric"}) == [-0.5, 0.0]
-    with pytest.raises(ValueError, match="say with `right` who was right"):
+    with pytest.raises(ValueError, match="set `right` to a reward"):
         values("group-length", [example_request(), asked("x")])
 
 

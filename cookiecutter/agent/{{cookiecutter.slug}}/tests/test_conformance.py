@@ -1,4 +1,4 @@
-"""The task keeps RollArt's contract."""
+"""Check that the task satisfies RollArt's contract."""
 
 from rollart_testing import assert_checks, check_agent
 

@@ -1,4 +1,4 @@
-"""Plays whole episodes with functions in the place of a model."""
+"""Play whole episodes with functions instead of a model."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from {{ cookiecutter.module }}.task import {{ cookiecutter.class_name }}
 
 
 def halves(asked: RecordedRequest) -> str:
-    """Answer with the middle of what is left."""
+    """Answer with the middle of the remaining interval."""
     low, high = 1, 9
     said = [str(message["content"]) for message in asked.messages[1:]]
     for guess, reply in zip(said[::2], said[1::2], strict=True):

@@ -1,4 +1,4 @@
-"""The options of this package: what a run config may set under `env`."""
+"""The options of this package, for the section `env` of a run config."""
 
 from typing import Annotated
 
@@ -11,6 +11,6 @@ class {{ cookiecutter.base }}Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     highest: Annotated[int, Field(ge=2, le=1000)] = 9
-    """The hidden number is between 1 and this."""
+    """Maximum of the hidden number. The minimum is 1."""
     num_guesses: Annotated[int, Field(ge=1, le=4)] = 3
-    """How often the agent may guess."""
+    """Maximum number of guesses."""

@@ -1,4 +1,4 @@
-"""The world that the program acts in: a hidden number, and what it says to a guess."""
+"""The game that the program plays: a hidden number, and the reply to each guess."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Game:
 
     @property
     def question(self) -> str:
-        """What the agent is asked first."""
+        """The first message to the agent."""
         return f"I think of a number from 1 to {self.highest}. Which one? Answer with a number."
 
     def guess(self, said: str) -> str:
-        """Take a guess, and say in which direction the number lies."""
+        """Take a guess, and return whether the number is higher or lower."""
         self.num_guesses += 1
         words = re.findall(r"\d+", said)
         if len(words) != 1:
@@ -35,7 +35,7 @@ class Game:
 
 
 def draw_game(split: str, task: int, highest: int) -> Game:
-    """Return the game of a task: the same one each time."""
+    """Return the game of a task, always the same one."""
     if split not in NUM_TASKS:
         raise ValueError(f"split {split!r} is not one of {', '.join(NUM_TASKS)}")
     if not 0 <= task < NUM_TASKS[split]:

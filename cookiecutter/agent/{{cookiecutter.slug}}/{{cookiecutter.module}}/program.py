@@ -1,7 +1,7 @@
-"""The program: it owns its loop, and knows of RollArt nothing but a URL and a key.
+"""The program: it has its own loop, and it only gets a URL and a key from RollArt.
 
-Yours may be any other: with the `openai` package, `AsyncOpenAI(base_url=..., api_key=...)` stands
-in for `Chat`, and nothing else changes. All that it asks is recorded, to the token.
+You can use any other program. With the `openai` package, replace `Chat` with
+`AsyncOpenAI(base_url=..., api_key=...)`. RollArt records all tokens of its requests.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Message = dict[str, Any]
 
 
 class Chat:
-    """An OpenAI-compatible server, asked with the standard library alone.
+    """A client of an OpenAI-compatible server that uses only the standard library.
 
     Args:
-        base_url: Such as http://127.0.0.1:8000/v1.
-        api_key: Of this episode.
-        model: What to ask for.
+        base_url: The server's URL, such as http://127.0.0.1:8000/v1.
+        api_key: The key of this episode.
+        model: The model name of the requests.
     """
 
     def __init__(self, base_url: str, api_key: str, model: str) -> None:
         self._url, self._key, self._model = f"{base_url}/chat/completions", api_key, model
 
     async def ask(self, messages: list[Message]) -> Message | None:
-        """Return the assistant's message; None when the server refuses to say more."""
-        # In a thread, so that the program can be cancelled while it waits.
+        """Return the assistant's message; None if the server rejects further requests."""
+        # Runs in a thread, so that the program can be cancelled while it waits.
         return await asyncio.to_thread(self._ask, messages)
 
     def _ask(self, messages: list[Message]) -> Message | None:
@@ -50,7 +50,7 @@ class Chat:
 
 
 async def play(chat: Chat, game: Game, num_guesses: int) -> None:
-    """Let the model guess until it is right, or out of guesses."""
+    """Let the model guess until it is right or has no guesses left."""
     messages: list[Message] = [{"role": "user", "content": game.question}]
     while not game.found and game.num_guesses < num_guesses:
         answer = await chat.ask(messages)

@@ -1,4 +1,4 @@
-"""The task: what happens around the program, from its beginning to its reward."""
+"""The task: it prepares and runs the program, and computes the reward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from {{ cookiecutter.module }}.program import Chat, play
 
 
 class {{ cookiecutter.class_name }}:
-    """Guess a number: each answer says whether it is higher or lower.
+    """Guess a number. Each reply is whether it is higher or lower.
 
     Args:
         options: The fields of {{ cookiecutter.base }}Config.
@@ -29,7 +29,7 @@ class {{ cookiecutter.class_name }}:
         return NUM_TASKS[split]
 
     async def prepare(self, *, seed: int, options: Mapping[str, Any]) -> AgentStart:
-        """Begin the task of `options` (`task`, `split`), or one drawn by the seed."""
+        """Start the task of `options` (`task`, `split`), or one drawn with the seed."""
         split, task = options.get("split", "train"), options.get("task")
         if task is None:
             task = random.Random(seed).randrange(NUM_TASKS[split])
@@ -37,28 +37,28 @@ class {{ cookiecutter.class_name }}:
         return AgentStart(self._game.question)
 
     async def run(self, endpoint: Endpoint) -> None:
-        """Run the program. A cancellation goes through: nothing of it is left."""
+        """Run the program. Do not catch a cancellation, so that the program ends with it."""
         chat = Chat(endpoint.base_url, endpoint.api_key, endpoint.model)
         await play(chat, self._game, self.config.num_guesses)
 
     async def finish(self, recorded: Recorded) -> AgentResult:
-        """Judge what the program has left. `recorded.messages` is the last conversation."""
+        """Grade the program's result. `recorded.messages` is the last conversation."""
         found, num_guesses = self._game.found, self._game.num_guesses
         return AgentResult(float(found), found, {"guesses": float(num_guesses)})
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Free resources; there are none."""
 
     async def solve(self) -> None:
-        """Do what an expert would, without a model: checks measure the reward against it."""
+        """Act as an expert, without a model: checks compare the reward with it."""
         self._game.guess(str(self._game.number))
 
     def secrets(self) -> Sequence[str]:
-        """Return what the agent must never read."""
+        """Return texts that the agent must never see."""
         return [f"the number is {self._game.number}"]
 
     def corpus(self) -> Iterator[str]:
-        """Yield what is said, for the tokenizer of a new model."""
+        """Yield typical texts, for the tokenizer of a new model."""
         for task in range(200):
             game = Game(1 + task % self.config.highest, self.config.highest)
             yield game.question

@@ -1,4 +1,4 @@
-"""The algorithm keeps RollArt's contract, and computes what its formula says."""
+"""Check that the algorithm satisfies RollArt's contract and computes its formula."""
 
 import pytest
 from rollart_testing import assert_checks, check_algorithm, example_group

@@ -1,10 +1,10 @@
-"""REINFORCE with a baseline of the others: what a member earned, less the mean of its siblings.
+"""REINFORCE with a leave-one-out baseline: a member's reward minus the mean of the others.
 
     A_i = R_i - mean of R_j over j != i           arXiv:2402.14740, section 3.2 (RLOO)
     w   = min(pi_trainer / pi_inference, max_ratio), no gradient
 
 The loss of a token is `-w A log pi_trainer`, averaged over the tokens of the minibatch. The weight
-makes up for samples of an older policy; its cap keeps the variance finite.
+corrects for samples of an older policy. Its cap keeps the variance finite.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from {{ cookiecutter.module }}.config import {{ cookiecutter.class_name }}Config
 
 
 class {{ cookiecutter.class_name }}(Algorithm):
-    """REINFORCE, each member of a group against the mean of the others.
+    """REINFORCE that compares each member of a group with the mean of the others.
 
     Args:
         max_ratio: Cap on the importance weight.
@@ -33,7 +33,7 @@ class {{ cookiecutter.class_name }}(Algorithm):
         self.config = {{ cookiecutter.class_name }}Config(max_ratio=max_ratio)
 
     def advantages(self, groups: Sequence[Group], signals: Signals) -> list[FloatArray]:
-        """Return one `[T]` row per sample, 0 where nothing was sampled."""
+        """Return one `[T]` row per sample, 0 for tokens that were not sampled."""
         rows: list[FloatArray] = []
         for group in groups:
             rewards = np.array([t.reward for t in group.trajectories], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The options of this package: what a run config may set under `algorithm`. Never imports torch."""
+"""The options of the section `algorithm`. This module must not import torch."""
 
 from typing import Annotated
 
@@ -11,4 +11,4 @@ class {{ cookiecutter.class_name }}Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_ratio: Annotated[float, Field(gt=1)] = 2.0
-    """Cap on the ratio of the policy being trained to the one that sampled."""
+    """Cap on the ratio of the trained policy to the one that sampled."""

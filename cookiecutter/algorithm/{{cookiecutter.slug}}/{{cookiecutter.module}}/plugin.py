@@ -1,4 +1,4 @@
-"""Tells RollArt what this package brings; rollart.yaml says it. Never imports torch."""
+"""Declare the plugins in rollart.yaml to RollArt. This module must not import torch."""
 
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.plugins.hookspecs import hookimpl

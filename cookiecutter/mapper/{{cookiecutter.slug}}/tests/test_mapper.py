@@ -1,4 +1,4 @@
-"""The mapper keeps RollArt's contract, and puts things where it says."""
+"""Check that the mapper satisfies RollArt's contract and places as documented."""
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Pool

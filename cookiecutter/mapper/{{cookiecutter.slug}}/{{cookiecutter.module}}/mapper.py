@@ -1,8 +1,8 @@
-"""A hardware mapper: each part of a run where what it needs most is most plentiful.
+"""A hardware mapper: place each kind of worker on the pool with most of its main resource.
 
-Writing a token reads all weights, so engines go where memory is fastest; training multiplies
-matrices, so the trainer goes where arithmetic is fastest; environments go to CPUs where there are
-any. Pools that say nothing of their speed count by their devices.
+Generating a token reads all weights, so engines use the pool with the fastest memory. Training
+multiplies matrices, so the trainer uses the pool with the fastest arithmetic. Environments use
+CPUs if there are any. Pools without figures are compared by their number of devices.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from rollart_core.contracts.hardware import HardwareMapper, Placement, Pool
 
 
 class {{ cookiecutter.class_name }}(HardwareMapper):
-    """Engines where memory is fastest, the trainer where arithmetic is."""
+    """Places engines by memory bandwidth, and the trainer by arithmetic."""
 
     def place(self, workloads: Mapping[str, Workload], pools: Sequence[Pool]) -> Placement:
         """Place everything.
 
         Raises:
-            ValueError: When no pool has a device.
+            ValueError: If no pool has a device.
         """
         usable = [pool for pool in pools if pool.count > 0]
         if not usable:

@@ -1,4 +1,4 @@
-"""Tells RollArt what this package brings; rollart.yaml says it."""
+"""Declare the plugins of this package to RollArt, as listed in rollart.yaml."""
 
 from rollart_core.contracts.hardware import HardwareMapperSpec
 from rollart_core.plugins.hookspecs import hookimpl

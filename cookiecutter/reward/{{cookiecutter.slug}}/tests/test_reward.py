@@ -1,4 +1,4 @@
-"""The reward keeps RollArt's contract, and says what it should."""
+"""Check that the reward satisfies RollArt's contract and returns the expected values."""
 
 from dataclasses import replace
 

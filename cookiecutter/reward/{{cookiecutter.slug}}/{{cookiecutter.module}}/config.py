@@ -1,4 +1,4 @@
-"""The options of this package: what a run config may set under `reward`."""
+"""The options of this package, for the section `reward` of a run config."""
 
 from typing import Annotated
 
@@ -11,4 +11,4 @@ class {{ cookiecutter.class_name }}Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     turn_cost: Annotated[float, Field(ge=0, le=1)] = 0.02
-    """What each turn costs an episode that earned something."""
+    """Cost of each turn of an episode with a return above 0."""

@@ -1,11 +1,11 @@
 r"""gem (``gem-llm``): text games, Reasoning Gym and dataset questions.
 
-An observation is gem's own, with the prefix and suffix of its info around it, as gem's observation
-wrappers put them; the history is the conversation's business. Actions are free text: most of these
-environments read the last ``\boxed{...}`` in it, and end the episode at -0.1 where there is none.
+An observation is gem's own, between the prefix and suffix of its info, as in gem's observation
+wrappers. The conversation contains the history. Actions are free text: most of these environments
+read the last ``\boxed{...}`` in it. Without one, they end the episode with a reward of -0.1.
 
-Takes: ids of gem's registry. Gives: see :mod:`rollart_plugins.adapters.sessions`. Never: downloads
-a corpus; what is not there is named in the error.
+Takes: ids of gem's registry. Gives: see :mod:`rollart_plugins.adapters.sessions`.
+Never: downloads a corpus; the error names a missing one.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 IMPORTS = ()
-"""None: gem is imported under the guard, for it draws from the global generators meanwhile."""
+"""Empty: gem draws from the global generators during its import, so it is imported under the
+guard."""
 GLOBAL_RANDOM = True
 LICENCE = "Apache-2.0"
 RANGES = {"rg": (0.0, 1.0), "math": (0.0, 1.0), "logic": (0.0, 1.0), "qa": (0.0, 1.0)}
-"""Returns by family; the others can end with a format error of -0.1."""
+"""Returns by family. The other families can end with a format error of -0.1."""
 WITH_DATASET = ("math", "code", "logic", "qa", "eval")
 NEEDS_WORDS = ("game:Wordle", "game:Hangman", "game:WordSearch")
 MAX_TURNS = 50
 
 
 class Unavailable(ValueError):
-    """The environment exists, but not with what is installed here."""
+    """The environment exists, but the installed packages cannot run it."""
 
 
 def describe(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of an environment."""
+    """Return the description of an environment."""
     spec = _spec(env_id)
     _check_needs(env_id, options)
     family = env_id.partition(":")[0]
@@ -49,10 +50,10 @@ def describe(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 class Session:
-    """One gem environment; a dataset has one for training and one for every other split."""
+    """One gem environment; a dataset has one for training and one for all other splits."""
 
     def __init__(self, env_id: str, options: dict[str, Any]) -> None:
-        """Make the environment of the training split, so that faults show now."""
+        """Make the environment of the training split, so that errors are raised early."""
         _spec(env_id)
         _check_needs(env_id, options)
         self._id = env_id
@@ -65,18 +66,19 @@ class Session:
         """Begin an episode."""
         self._env = env = self._env_of(task["split"])
         if self._id.startswith("rg:"):
-            # Its counter makes a new dataset every 500 resets, and the same seed another question.
+            # Its counter makes a new dataset every 500 resets, so that a seed would give another
+            # question.
             env.set_state({"idx": 0, "data": None})
         observation, info = env.reset(seed=seed)
         return _text(observation, info), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Act."""
+        """Execute one action."""
         observation, reward, terminated, truncated, info = self._env.step(action)
         told = {k: v for k, v in info.items() if k not in ("prefix", "suffix")}
         if "correct" in info:
             told["success"] = bool(info["correct"])
-        # gem marks the end at its turn limit as both; it is its rule, so it is an end.
+        # At its turn limit, gem sets both flags. The limit is a rule of the game, so it is an end.
         cut = truncated and not terminated
         return _text(observation, info), float(reward), terminated, cut, told
 
@@ -89,7 +91,7 @@ class Session:
         return [self._env.secret_word]
 
     def close(self) -> None:
-        """Free everything, gem's pools of processes included."""
+        """Release all resources, including gem's process pools."""
         for env in self._envs.values():
             pool = getattr(env, "mp_pool", None)
             if pool is not None:
@@ -108,7 +110,7 @@ class Session:
         spec = _spec(self._id)
         kwargs = dict(self._options.get("make", {}))
         if self._id.startswith("rg:"):
-            # Question i is made from seed + i: a seed nearer by would ask the same ones.
+            # Question i is made from seed + i. A seed that is closer would repeat questions.
             said = {**spec.kwargs, **kwargs}
             kwargs["seed"] = said["seed"] + said["size"] * held_out
         path = self._options.get("dataset")
@@ -122,7 +124,7 @@ class Session:
 
 
 def _gem() -> Any:
-    """Import gem without letting it configure the root logger."""
+    """Import gem, and restore the root logger that gem configures."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     try:
@@ -144,21 +146,21 @@ def _spec(env_id: str) -> Any:
 
 
 def _check_needs(env_id: str, options: dict[str, Any]) -> None:
-    """Refuse what would fail, or download, at the first reset."""
+    """Reject environments that would fail, or download data, at the first reset."""
     family = env_id.partition(":")[0]
     if env_id.startswith(NEEDS_WORDS):
         _check_words(env_id)
     if family == "game" and None in _spec(env_id).kwargs.values() and "FifteenPuzzle" in env_id:
-        raise Unavailable(f"gem itself cannot make {env_id}; take -easy or -hard")
+        raise Unavailable(f"gem itself cannot make {env_id}; use -easy or -hard")
     if family in WITH_DATASET:
         try:
             importlib.import_module(_spec(env_id).entry_point.partition(":")[0])
         except ModuleNotFoundError as e:
             raise Unavailable(
-                f"{env_id} imports {e.name}, which gem-llm does not bring: pip install {e.name}"
+                f"{env_id} requires {e.name}, which gem-llm does not install: pip install {e.name}"
             ) from e
     elif options.get("dataset"):
-        raise ValueError(f"{env_id} reads no dataset: leave out the option dataset")
+        raise ValueError(f"{env_id} does not use a dataset: remove the option dataset")
 
 
 def _check_words(env_id: str) -> None:
@@ -167,13 +169,13 @@ def _check_words(env_id: str) -> None:
         words.words("en-basic")
     except LookupError as e:
         raise Unavailable(
-            f"{env_id} needs NLTK's word list, which is not here: python -m nltk.downloader words"
+            f"{env_id} requires NLTK's word list, which is missing: python -m nltk.downloader words"
         ) from e
 
 
 @contextlib.contextmanager
 def _no_download() -> Iterator[None]:
-    """Keep games from asking NLTK's server for corpora at every start."""
+    """Prevent games from downloading NLTK corpora at every start."""
     nltk: Any = importlib.import_module("nltk")
     download, nltk.download = nltk.download, lambda *args, **kwargs: True
     try:
@@ -205,7 +207,7 @@ def _offers(env: Any) -> tuple[str, ...]:
 
 
 def _scores_own_answer(env: Any) -> bool:
-    """Tell whether a dataset's own answer earns everything; a few have none that does."""
+    """Return whether a dataset's own answer earns the full reward, which is usually the case."""
     for index in range(3):
         entry = env.ds[index]
         answer = entry["answer"]
@@ -246,4 +248,4 @@ ORACLES: dict[str, Callable[[Any], str | None]] = {
     "ReasoningGymEnv": lambda env: _boxed(env.data["answer"]),
     "MathEnv": lambda env: _boxed(env.answer[0] if isinstance(env.answer, list) else env.answer),
 }
-"""By class: the expert's next action, from the state."""
+"""The expert's next action, from the state of the environment, by class."""

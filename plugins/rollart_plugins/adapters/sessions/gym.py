@@ -1,7 +1,7 @@
 """Gymnasium: environments of Discrete or Text actions, as text.
 
-Takes: an id that ``gymnasium.make`` knows (``FrozenLake-v1``, ``my_module:Mine-v0``). Gives: a
-session (see the package's docstring). Never: steps the environment on words that are no action.
+Takes: an id for ``gymnasium.make`` (``FrozenLake-v1``, ``my_module:Mine-v0``). Gives: a session
+(see the package's docstring). Never: steps the environment with an invalid action.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ ACTIONS = {
 }
 """Names of the actions of Gymnasium's own environments, by the start of the id."""
 RETURNS = {"Blackjack": (-1.0, 1.0), "CartPole": (0.0, 500.0), "MountainCar": (-200.0, 0.0)}
-"""Smallest and largest return, where no transition table tells them."""
+"""Smallest and largest return of environments without a transition table."""
 MAX_TURNS = 100
-"""Turns, where the environment has no time limit."""
+"""Maximum number of turns, if the environment has no time limit."""
 MAX_NUMBERS = 1000
-"""Largest observation, in numbers, that is shown as text."""
+"""Maximum number of values in an observation that is shown as text."""
 DISCOUNT = 0.999
-"""Of the oracle's plan, so that it takes the shortest of equally good ways."""
+"""Discount of the oracle's plan, so that it prefers the shortest of equally good paths."""
 _COLOUR = re.compile("\x1b\\[([0-9;]*)m(.*?)\x1b\\[0m", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _tables: dict[str, Any] = {}
 
 
 def describe(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of an environment."""
+    """Return the description of an environment."""
     env = _make(env_id, options)
     try:
         turns = _max_turns(env, options)
@@ -75,7 +75,7 @@ class Session:
         return self._page(self._state), self._info(info)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Act; what is no action costs the penalty, and the environment waits."""
+        """Execute one action; an invalid one costs the penalty and changes nothing."""
         page, reward, terminated, truncated, info = self._native_step(action)
         if self._relative is not None:
             reward, truncated = self._relative.earned(reward, terminated, truncated)
@@ -89,7 +89,7 @@ class Session:
         return str(self._actions.names[self._table.policy[int(self._state)]])
 
     def close(self) -> None:
-        """Close it."""
+        """Close the environment."""
         self._env.close()
 
     def _native_step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -106,7 +106,7 @@ class Session:
 
 
 class _Actions:
-    """What may be said, and what it means."""
+    """The available actions, and the parsing of text to an action."""
 
     def __init__(self, env_id: str, space: Any, named: list[str] | None) -> None:
         from gymnasium import spaces
@@ -120,13 +120,15 @@ class _Actions:
             numbers = [str(int(space.start) + i) for i in range(int(space.n))]
             self.names = named or usual or numbers
             if len(self.names) != space.n:
-                raise ValueError(f"actions: {len(self.names)} names for {space.n} actions")
+                raise ValueError(
+                    f"actions: {len(self.names)} names were given for {space.n} actions"
+                )
             self.told = f"Answer with one of: {', '.join(self.names)}."
         elif type(space).__name__ != "Text":
-            raise ValueError(f"its actions are {space}: only Discrete and Text are taken")
+            raise ValueError(f"its actions are {space}; only Discrete and Text are supported")
 
     def meant(self, said: str) -> Any:
-        """Return the action that the words stand for, or None."""
+        """Return the action for a text, or None if it is invalid."""
         tagged = _ANSWER.findall(said)
         words = (tagged[-1] if tagged else said).strip()
         if not self.names:
@@ -140,13 +142,13 @@ class _Actions:
 
 
 class _Page:
-    """How an observation becomes text."""
+    """Conversion of observations to text."""
 
     def __init__(self, env: Any, how: str) -> None:
         self._env = env
         draws = env.render_mode == "ansi"
         if how == "ansi" and not draws:
-            raise ValueError("observation: ansi given, but it does not draw itself as text")
+            raise ValueError("observation: ansi is set, but the environment has no text rendering")
         name = type(env.unwrapped).__name__
         self._special = {"TaxiEnv": _taxi, "BlackjackEnv": _blackjack}.get(name)
         self._how = how if how != "auto" or self._special is None else "special"
@@ -164,7 +166,7 @@ class _Page:
 
 
 def uncoloured(drawn: str) -> str:
-    """Return a terminal's drawing as plain text: what stands on a coloured ground in brackets."""
+    """Return a terminal drawing as plain text, with brackets for coloured backgrounds."""
 
     def plain(found: Any) -> str:
         grounds = [code for code in found[1].split(";") if len(code) == 2 and code[0] == "4"]
@@ -174,7 +176,7 @@ def uncoloured(drawn: str) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return an observation as text: numbers in few digits, dicts a line for each key."""
+    """Return an observation as text: numbers with few digits, one line for each key of a dict."""
     if isinstance(value, dict):
         return "\n".join(f"{key}: {text_of(inner)}" for key, inner in value.items())
     if isinstance(value, (tuple, list)):
@@ -190,10 +192,10 @@ def _refuse_large(space: Any) -> None:
 
     try:
         size = spaces.flatdim(space) if not isinstance(space, spaces.Discrete) else 1
-    except (NotImplementedError, ValueError):  # text and the like: as long as it is
+    except (NotImplementedError, ValueError):  # text and similar spaces are not limited
         return
     if isinstance(space, spaces.Box) and size > MAX_NUMBERS:
-        raise ValueError(f"its observations hold {size} numbers (an image?): too many for text")
+        raise ValueError(f"its observations contain {size} numbers (an image?), too many for text")
 
 
 def _taxi(env: Any, state: Any) -> str:
@@ -216,7 +218,7 @@ def _blackjack(env: Any, observation: Any) -> str:
 
 
 class Table:
-    """A transition table as arrays ``[states, actions, outcomes]``, and the best policy on it."""
+    """A transition table as arrays ``[states, actions, outcomes]``, and its best policy."""
 
     def __init__(self, transitions: Any, start: Any) -> None:
         import numpy as np
@@ -242,7 +244,7 @@ class Table:
 
     @property
     def policy(self) -> Any:
-        """The best action of each state: discounted, so that shorter ways are better."""
+        """The best action of each state, discounted so that shorter paths are better."""
         import numpy as np
 
         if self._policy is None:
@@ -259,7 +261,7 @@ class Table:
         return self._policy
 
     def best(self, turns: int, finishing: bool = True) -> Any:
-        """Return the greatest return from each state; or that without ever finishing."""
+        """Return the greatest return from each state, optionally without ever finishing."""
         import numpy as np
 
         seen = (self.chance > 0) & (finishing | ~self.done)
@@ -270,7 +272,7 @@ class Table:
         return np.where(np.isfinite(value), value, self.worst * turns)
 
     def returns(self, turns: int, penalty: float) -> tuple[float, float]:
-        """Return the least and the greatest return of an episode of at most ``turns``."""
+        """Return the smallest and greatest return of an episode of at most ``turns`` turns."""
         import numpy as np
 
         low = np.zeros(len(self.reward))
@@ -282,11 +284,11 @@ class Table:
 
 
 class _Relative:
-    """The return as a share of what could be won: 0 as never finishing, 1 as the best way."""
+    """The return as a share of the possible return: 0 is never finishing, 1 the best path."""
 
     def __init__(self, table: Table | None, turns: int) -> None:
         if table is None or not table.deterministic:
-            raise ValueError("reward: relative needs a transition table (P) without chance")
+            raise ValueError("reward: relative requires a deterministic transition table (P)")
         self._turns = turns
         self._best = table.best(turns)
         self._unfinished = table.best(turns, finishing=False)
@@ -294,11 +296,11 @@ class _Relative:
         self._total = 0.0
 
     def begin(self, state: int) -> None:
-        """Start counting."""
+        """Start an episode."""
         self._start, self._turn, self._total = state, 0, 0.0
 
     def earned(self, reward: float, terminated: bool, truncated: bool) -> tuple[float, bool]:
-        """Count a reward; return what is paid for it, and whether time is up."""
+        """Add a reward; return the relative reward, and whether the turn limit is reached."""
         self._total += reward
         self._turn += 1
         truncated = truncated or (self._turn >= self._turns and not terminated)
@@ -319,7 +321,7 @@ def _table(env_id: str, env: Any, options: dict[str, Any]) -> Table | None:
     start = getattr(env.unwrapped, "initial_state_distrib", None)
     if not isinstance(transitions, dict) or start is None:
         return None
-    if options.get("make", {}).get("map_name", "") is None:  # a new random map at every make
+    if options.get("make", {}).get("map_name", "") is None:  # every make returns a new random map
         return Table(transitions, start)
     key = f"{env_id} {json.dumps(options.get('make'), sort_keys=True, default=str)}"
     if key not in _tables:
@@ -328,7 +330,11 @@ def _table(env_id: str, env: Any, options: dict[str, Any]) -> Table | None:
 
 
 def _penalty(env: Any, table: Table | None, options: dict[str, Any]) -> float:
-    """Return what an invalid action costs: by default the worst step, or talk would pay."""
+    """Return the cost of an invalid action.
+
+    The default is the cost of the worst step, so that an invalid action is never better than a
+    valid one.
+    """
     given = options.get("invalid_penalty")
     if given is not None:
         return float(given)

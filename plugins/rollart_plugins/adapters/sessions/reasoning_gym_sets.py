@@ -1,7 +1,7 @@
-"""Reasoning Gym: each task a question of a procedural dataset, answered in one turn.
+"""Reasoning Gym: each task is a question of a procedural dataset, answered in one turn.
 
-Takes: the name of a dataset (``leg_counting``). Gives: a session (see the package's docstring); the
-seed of a task is the index in the dataset. Never: shows metadata, which may hold the answer.
+Takes: the name of a dataset (``leg_counting``). Gives: a session (see the package's docstring).
+The seed of a task is the index in the dataset. Never: shows metadata, which can contain the answer.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 IMPORTS = ("reasoning_gym",)
 GLOBAL_RANDOM = True  # some datasets draw from numpy.random
 SPLITS = {"train": [0, 16_000], "warm": [16_000, 18_000], "test": [18_000, 20_000]}
-"""Small enough for the datasets that have a largest size, or prepare all questions at once."""
+"""Small enough for datasets that have a maximum size, or prepare all questions in advance."""
 MIN_SECRET_CHARS = 4
-"""Shorter answers stand in other texts by chance."""
+"""Shorter answers occur in other texts by chance."""
 _TAGGED = re.compile(r"<answer>\s?(.*?)\s?</answer>", re.DOTALL)
 _datasets: dict[str, Any] = {}
 
 
 def describe(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of a dataset."""
+    """Return the description of a dataset."""
     _dataset(env_id, options)
     return {
         "reward_range": (0.0, 1.0),
@@ -59,11 +59,11 @@ class Session:
         return str(self._entry["question"]), {"index": seed, **told}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Score the answer; one that the dataset cannot even read scores 0."""
+        """Score the answer; an answer that the dataset cannot parse scores 0."""
         info: dict[str, Any] = {}
         try:
             score = float(self._dataset.score_answer(self._answer(action), entry=self._entry))
-        except Exception as e:  # scorers parse what they are given
+        except Exception as e:  # scorers parse any text
             score = 0.0
             info["score_error"] = f"{type(e).__name__}: {e}"[:200]
         info.update(success=score >= 1.0, reward_components={"score": score})
@@ -77,13 +77,13 @@ class Session:
         return f"<answer>{answer}</answer>" if self._tags else str(answer)
 
     def secrets(self) -> list[str]:
-        """Return the answer, unless it stands in the question or is too short to tell."""
+        """Return the answer, unless it is in the question or too short to be detected."""
         answer = str(self._entry.get("answer", ""))
         told = answer in str(self._entry.get("question", ""))
         return [] if told or len(answer) < MIN_SECRET_CHARS else [answer]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing; no resources are open."""
 
     def _answer(self, said: str) -> str | None:
         tagged = _TAGGED.findall(said) if self._tags else []

@@ -1,12 +1,12 @@
-"""Classes in the interface that ROLL's agentic environments have (GEM's, with habits of its own).
+"""Classes with the interface of ROLL's agentic environments (GEM's interface with additions).
 
-``reset(seed=)`` gives observation and info, ``step(action)`` observation, reward, terminated,
-truncated and info; and of the habits: what the policy reads is the observation and then
-``info["suffix"]``, after ``info["env_instruction"]`` at the beginning; ``info["metrics"]`` holds
-``success``, ``action_is_valid`` and other numbers; an answer may stand in the info of ``reset``.
+``reset(seed=)`` returns observation and info; ``step(action)`` returns observation, reward,
+terminated, truncated and info. The additions are: the policy reads the observation and then
+``info["suffix"]``, at the beginning after ``info["env_instruction"]``. ``info["metrics"]`` contains
+``success``, ``action_is_valid`` and other numbers. The info of ``reset`` can contain an answer.
 
 Takes: ``module:Class``, and arguments for it. Gives: a session (see the package's docstring).
-Never: needs ROLL or GEM itself, unless the class does.
+Never: requires ROLL or GEM, unless the class does.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import sys
 from typing import Any
 
 IMPORTS = ()
-GLOBAL_RANDOM = True  # they seed `random` and `numpy.random` in reset
+GLOBAL_RANDOM = True  # reset seeds `random` and `numpy.random`
 KEPT_BACK = ("answer", "env_instruction", "metrics_agg_mode", "suffix")
-"""Keys of ``info`` that are the adapter's business alone."""
+"""Keys of ``info`` that only the adapter uses."""
 
 
 def describe(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what the class says by its signature."""
+    """Return the description of the class, from its signature."""
     cls = _class(env_id, options)
     turns = dict(options.get("kwargs") or {}).get("max_steps", _default(cls, "max_steps"))
     return {"max_turns": turns, "summary": f"{env_id}, in the interface of ROLL's environments."}
@@ -51,7 +51,7 @@ class Session:
         """Begin an episode."""
         observation, info = self._env.reset(seed=seed)
         if observation is None:
-            raise RuntimeError("reset gave no observation: it has no task for this seed")
+            raise RuntimeError("reset returned no observation: there is no task for this seed")
         info = dict(info or {})
         self._answer = str(info.get("answer") or "")
         page = self._page(observation, info)
@@ -61,31 +61,31 @@ class Session:
         return page, self._info(info)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Act."""
+        """Execute one action."""
         observation, reward, terminated, truncated, info = self._env.step(action)
         info = dict(info or {})
         page = self._page("" if observation is None else observation, info)
-        terminated = bool(terminated)  # some say both at the end
+        terminated = bool(terminated)  # some classes set both at the end
         return page, float(reward), terminated, bool(truncated) and not terminated, self._info(info)
 
     def oracle(self) -> str | None:
-        """Return the expert's next action."""
+        """Return the next action of the expert."""
         advice = self._env.oracle()
         return None if advice is None else str(advice)
 
     def secrets(self) -> list[str]:
-        """Return the answer that the info of ``reset`` held, unless it is too short to tell."""
+        """Return the answer in the info of ``reset``, unless it is too short to be detected."""
         return [self._answer] if len(self._answer) > 3 else []
 
     def close(self) -> None:
-        """Close it, where it can be."""
+        """Close the environment, if it has a ``close`` method."""
         close = getattr(self._env, "close", None)
         if callable(close):
             close()
 
     def _page(self, observation: Any, info: dict[str, Any]) -> str:
         if not isinstance(observation, str):
-            raise TypeError(f"its observation is a {type(observation).__name__}, not text")
+            raise TypeError(f"its observation is of type {type(observation).__name__}, not text")
         suffix = str(info.get("suffix") or "")
         if not observation and not suffix and callable(getattr(self._env, "render", None)):
             suffix = self._drawn()
@@ -94,7 +94,7 @@ class Session:
     def _drawn(self) -> str:
         try:
             drawn = self._env.render()
-        except Exception:  # a drawing is a courtesy; many have only the name of the method
+        except Exception:  # rendering is optional; many classes do not implement it
             return ""
         return drawn if isinstance(drawn, str) else ""
 
@@ -126,16 +126,14 @@ def _class(env_id: str, options: dict[str, Any]) -> Any:
     except ModuleNotFoundError as e:
         if e.name != module.split(".")[0]:
             raise
-        raise LookupError(
-            f"there is no module {module!r}; the option path may name its folder"
-        ) from e
+        raise LookupError(f"module {module!r} not found; set the option path to its folder") from e
     for part in name.split("."):
         if not hasattr(found, part):
             raise LookupError(f"module {module!r} has no {part!r}")
         found = getattr(found, part)
     missing = [m for m in ("reset", "step") if not callable(getattr(found, m, None))]
     if missing:
-        raise LookupError(f"{env_id}: has no {' and no '.join(missing)}")
+        raise LookupError(f"{env_id}: it has no {' and no '.join(missing)}")
     return found
 
 

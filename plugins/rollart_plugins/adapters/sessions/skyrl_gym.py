@@ -1,13 +1,13 @@
-"""skyrl-gym: its environments, over rows of a dataset in SkyRL's own form.
+"""skyrl-gym: its environments, over rows of a dataset in SkyRL's form.
 
-A row is a dict with ``prompt`` (chat messages) and whatever its environment asks for:
+A row is a dict with ``prompt`` (chat messages) and the fields that its environment requires:
 ``reward_spec`` (``{"ground_truth": ...}``), ``reward_model``, ``db_id``, ``data``, ``max_turns``,
 ``extra_info``.
-The option ``tasks`` names rows, or files of rows (.jsonl, .json, .parquet), by split; or one source
-whose rows say their split in ``extra_info.split``. Observations are chat messages.
+The option ``tasks`` contains rows, or files of rows (.jsonl, .json, .parquet), by split; or one
+source whose rows have their split in ``extra_info.split``. Observations are chat messages.
 
-Takes: ids of skyrl-gym's registry. Gives: see :mod:`rollart_plugins.adapters.sessions`. Never:
-keeps an environment for a second episode (theirs are made for one).
+Takes: ids of skyrl-gym's registry. Gives: see :mod:`rollart_plugins.adapters.sessions`.
+Never: uses an environment for a second episode (skyrl-gym's environments support only one).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ IMPORTS = ("skyrl_gym",)
 LICENCE = "MIT"
 RANGES = {
     "aime": (-1.0, 1.0),
-    # A wrong answer in the right form earns 0.2 over the most turns, and another turn.
+    # A wrong answer in the right format earns 0.2 divided by the maximum number of turns, and
+    # another turn.
     "gsm8k_multi_turn": (0.0, 1.2),
     "text2sql": (-1.0, 1.0),
 }
@@ -34,19 +35,20 @@ CONFIGS = {
     "search": "skyrl_gym.envs.search.env:SearchEnvConfig",
     "text2sql": "skyrl_gym.envs.sql.env:Text2SQLEnvConfig",
 }
-"""What ``env_config`` is checked against, for those that have such a thing."""
+"""Config classes for ``env_config``, for the environments that have one."""
 ASKS_FOR = {
     "aime": ("reward_model",),
     "gsm8k_multi_turn": ("reward_spec", "extra_info"),
     "text2sql": ("reward_spec", "db_id", "data"),
 }
-"""Fields of a row besides the prompt; the others ask for ``reward_spec`` alone."""
+"""Required fields of a row besides the prompt. All other environments only require
+``reward_spec``."""
 LONGEST_TURN_S = {"lcb": 120.0, "search": 330.0, "searchcode": 330.0, "text2sql": 60.0}
-"""Their own tests, retries and queries take this long at the worst."""
+"""Maximum duration of a turn, with the environment's own tests, retries and queries."""
 
 
 def describe(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of an environment over these rows."""
+    """Return the description of an environment over these rows."""
     _check_id(env_id)
     rows = _Rows(env_id, options)
     turns = [_max_turns(env_id, row) for row in rows.all]
@@ -70,7 +72,7 @@ class Session:
     messages = True
 
     def __init__(self, env_id: str, options: dict[str, Any]) -> None:
-        """Read the rows and make an environment of the first, so that faults show now."""
+        """Read the rows and make the environment of the first one, so that errors are early."""
         _check_id(env_id)
         self._id = env_id
         self._rows = _Rows(env_id, options)
@@ -92,7 +94,7 @@ class Session:
         return self._begin(), {}
 
     def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Act."""
+        """Execute one action."""
         out = self._env.step(action)
         done, reward = bool(out["done"]), float(out["reward"])
         info: dict[str, Any] = {}
@@ -101,11 +103,11 @@ class Session:
         return _messages(out["observations"]), reward, done, False, info
 
     def oracle(self) -> str | None:
-        """Return the row's own answer, in the form its environment reads."""
+        """Return the row's answer, in the format of its environment."""
         return ORACLES[self._id](self._row)
 
     def secrets(self) -> list[str]:
-        """Return the ground truth, where it is too long to stand in a text by chance."""
+        """Return the ground truth, unless it is so short that texts contain it by chance."""
         truth = _truth(self._row)
         text = truth if isinstance(truth, str) else json.dumps(truth)
         return [text] if len(text) >= 8 else []
@@ -126,13 +128,13 @@ class Session:
 
 
 class _Rows:
-    """All rows, each split one range of them."""
+    """All rows; each split is a range of them."""
 
     def __init__(self, env_id: str, options: dict[str, Any]) -> None:
         self.all: list[dict[str, Any]] = []
         self.splits: dict[str, list[int]] = {}
         if options.get("splits"):
-            raise ValueError("tasks says what the splits are: leave out the option splits")
+            raise ValueError("tasks defines the splits: remove the option splits")
         for split, rows in _by_split(env_id, options.get("tasks")).items():
             if not rows:
                 raise ValueError(f"tasks: split {split!r} has no rows")
@@ -144,8 +146,8 @@ class _Rows:
 def _by_split(env_id: str, tasks: Any) -> dict[str, list[Any]]:
     if not tasks:
         raise ValueError(
-            f"{env_id} brings no questions of its own: tasks: {{train: train.jsonl, test: "
-            "test.jsonl}, rows in SkyRL's dataset form"
+            f"{env_id} has no questions of its own. Set tasks, such as "
+            f"{{train: train.jsonl, test: test.jsonl}}, to rows in SkyRL's dataset form"
         )
     if isinstance(tasks, dict):
         return {split: _read(source) for split, source in tasks.items()}
@@ -154,8 +156,8 @@ def _by_split(env_id: str, tasks: Any) -> dict[str, list[Any]]:
         split = (row.get("extra_info") or {}).get("split") if isinstance(row, dict) else None
         if not split:
             raise ValueError(
-                "tasks: a row without extra_info.split; name the splits instead: "
-                "tasks: {train: train.jsonl, test: test.jsonl}"
+                "tasks: a row has no extra_info.split; add it, or give the splits: tasks: "
+                "{train: train.jsonl, test: test.jsonl}"
             )
         found.setdefault(str(split), []).append(row)
     return found
@@ -172,7 +174,7 @@ def _read(source: Any) -> list[Any]:
 
 @functools.lru_cache(maxsize=8)
 def _read_file(path: str, changed_ns: int) -> list[Any]:
-    """Read rows; the many environments of a worker share them."""
+    """Read rows; all environments of a worker share them."""
     if path.endswith(".parquet"):
         frame = importlib.import_module("pandas").read_parquet(path)
         return [_listed(row) for row in frame.to_dict("records")]
@@ -183,7 +185,7 @@ def _read_file(path: str, changed_ns: int) -> list[Any]:
 
 
 def _listed(value: Any) -> Any:
-    """Return a value of parquet with lists for arrays."""
+    """Convert arrays in a parquet value to lists."""
     if isinstance(value, dict):
         return {key: _listed(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):
@@ -203,7 +205,7 @@ def _checked(row: Any, split: str, index: int, env_id: str) -> dict[str, Any]:
         raise ValueError(f"{where}: prompt must be a list of {{role, content}}, or text")
     for field in ASKS_FOR.get(env_id, ("reward_spec",)):
         if field not in row:
-            raise ValueError(f"{where} has no {field}, which {env_id} reads")
+            raise ValueError(f"{where} has no {field}, which {env_id} requires")
     other = row.get("env_class", env_id)
     if other != env_id:
         raise ValueError(f"{where} is for the environment {other!r}, not {env_id!r}")
@@ -219,10 +221,10 @@ def _check_id(env_id: str) -> None:
 
 
 def _config(env_id: str, given: dict[str, Any]) -> Any:
-    """Return ``env_config`` as the environment reads it; None where it wants none."""
+    """Return ``env_config`` in the form of the environment; None if it has no config."""
     if env_id not in CONFIGS:
         if given:
-            raise ValueError(f"{env_id} takes no env_config: leave it out")
+            raise ValueError(f"{env_id} has no env_config: remove it")
         return None
     module, _, name = CONFIGS[env_id].partition(":")
     omegaconf = importlib.import_module("omegaconf").OmegaConf
@@ -254,7 +256,7 @@ ORACLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "searchcode": lambda row: f"#### {_truth(row)} <solution></solution>",
     "text2sql": lambda row: f"<think>.</think><solution>{_truth(row)}</solution>",
 }
-"""By id: an answer that earns everything."""
+"""An answer that earns the full reward, by id."""
 
 
 def _first(target: Any) -> Any:

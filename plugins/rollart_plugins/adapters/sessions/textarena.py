@@ -1,11 +1,11 @@
-"""TextArena: its games for one player, as text.
+"""TextArena: its single-player games, as text.
 
-An observation is what the game has said since the last action, one message a line (``history:
-true``: the whole game so far, as TextArena's own wrapper writes it). Actions are in square
-brackets; the wrappers of a game add missing ones. TextArena rewards once, at the end.
+An observation contains the messages of the game since the last action, one per line (``history:
+true``: the whole game so far, as TextArena's own wrapper formats it). Actions are in square
+brackets; the wrappers of a game add missing ones. TextArena gives one reward, at the end.
 
-Takes: ids of TextArena's registry. Gives: see :mod:`rollart_plugins.adapters.sessions`. Never:
-plays against anybody, or downloads a corpus; what is not there is named in the error.
+Takes: ids of TextArena's registry. Gives: see :mod:`rollart_plugins.adapters.sessions`.
+Never: plays against an opponent, or downloads a corpus; the error names a missing one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 IMPORTS = ()
-"""None: TextArena is imported under the guard, for it draws from the global generators."""
+"""Empty: TextArena draws from the global generators, so it is imported under the guard."""
 GLOBAL_RANDOM = True
 LICENCE = "MIT"
 RANGES = {
@@ -30,18 +30,18 @@ RANGES = {
     "Secretary": (-1.0, 1.0),
     "Set": (0.0, 20.0),
 }
-"""Rewards of the games that do not stay between 0 and 1."""
+"""Rewards of games that are not between 0 and 1."""
 MAX_TURNS = 30
 ACTION = "PLAYER_ACTION"
-"""The kind of a message that repeats what the player wrote."""
+"""Type of a message that repeats the player's action."""
 
 
 class Unavailable(ValueError):
-    """The game exists, but cannot be played with what is installed here."""
+    """The game exists, but the installed packages cannot run it."""
 
 
 def describe(env_id: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of a game."""
+    """Return the description of a game."""
     spec = _checked(env_id)
     settings = {**spec.kwargs, **options.get("make", {})}
     turns = settings.get("max_turns") or settings.get("num_turns") or settings.get("num_guesses")
@@ -78,21 +78,21 @@ class Session:
     def reset(self, seed: int, task: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Begin an episode."""
         for layer in self._layers:
-            # The library's wrappers would go on with the texts of the game before.
+            # TextArena's wrappers would otherwise keep the texts of the previous game.
             vars(layer).get("full_observations", {}).clear()
         with _prints_aside():
             self._env.reset(num_players=1, seed=seed)
         return self._observation(), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Act."""
+        """Execute one action."""
         with _prints_aside():
             done, _ = self._env.step(action)
         info: dict[str, Any] = {"invalid_action": self._game.state.error_count > 0}
         if not done:
             return self._observation(), 0.0, False, False, info
         rewards, said = self._env.close()
-        # Four games give their text as the reward of a second invalid move.
+        # For a second invalid move, four games return their text as the reward.
         reward = 0.0 if isinstance(rewards[0], str) else float(rewards[0])
         info["success"] = reward >= self._top
         info["invalid_action"] = bool(said[0].get("invalid_move"))
@@ -105,12 +105,12 @@ class Session:
         return self._oracle(self._game)
 
     def secrets(self) -> list[str]:
-        """Return what is to be guessed."""
+        """Return the text to guess."""
         assert self._secret is not None
         return [self._secret(self._game)]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing; no resources are open."""
 
     def _observation(self) -> str:
         if self._history:
@@ -119,15 +119,16 @@ class Session:
         return self._new()
 
     def _new(self) -> str:
-        """Return what the game has said since it was last asked."""
+        """Return the new messages of the game."""
         _, messages = self._game.get_observation()
-        # Some games pass the player's action with its fields in another order: it has no kind.
+        # Some games pass the player's action with its fields in another order, so that it has no
+        # type.
         said = [text for _, text, kind in messages if getattr(kind, "name", ACTION) != ACTION]
         return "\n".join(said)
 
 
 def _prints_aside() -> Any:
-    """Send what a game prints to stderr: stdout may be somebody's JSON."""
+    """Redirect the output of a game to stderr, because stdout can contain JSON of the caller."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
@@ -136,7 +137,7 @@ def _textarena() -> Any:
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """Yield the wrappers of a game from the outside, and the game."""
+    """Yield the wrappers of a game from the outermost inwards, and then the game."""
     wrapper = _textarena().Wrapper
     while isinstance(env, wrapper):
         yield env
@@ -145,12 +146,12 @@ def _layers(env: Any) -> Iterator[Any]:
 
 
 def _game(spec: Any) -> str:
-    """Return the name of a game, of which there may be several sizes: its module's."""
+    """Return the name of a game, which is that of its module; a game can have several sizes."""
     return str(spec.entry_point).split(".")[2]
 
 
 def _checked(env_id: str) -> Any:
-    """Return the registry's record of a game that can be played alone, here and now."""
+    """Return the registry entry of a game, if it is a single-player game that can run here."""
     _textarena()
     known = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
     if env_id not in known:
@@ -164,14 +165,16 @@ def _checked(env_id: str) -> Any:
     except SyntaxError as e:
         version = ".".join(map(str, sys.version_info[:2]))
         raise Unavailable(
-            f"{env_id}: TextArena's code for it does not run on Python {version}; the option "
-            f"python can name a newer one ({e.msg})"
+            f"{env_id}: TextArena's code for it does not run on Python {version}; set the option "
+            f"python to a newer one ({e.msg})"
         ) from e
     source = inspect.getsource(module)
     if "SinglePlayerState" not in source:
-        raise Unavailable(f"{env_id} is for several players; this adapter plays games for one")
+        raise Unavailable(
+            f"{env_id} is a multiplayer game; this adapter only supports single-player games"
+        )
     if "OpenRouter" in source and not os.environ.get("OPENROUTER_API_KEY"):
-        raise Unavailable(f"{env_id} asks a model over the network: it needs OPENROUTER_API_KEY")
+        raise Unavailable(f"{env_id} uses a model over the network: set OPENROUTER_API_KEY")
     _check_corpora(env_id, source)
     return spec
 
@@ -188,14 +191,14 @@ def _check_corpora(env_id: str, source: str) -> None:
                 nltk.pos_tag(["word"])
         except LookupError as e:
             raise Unavailable(
-                f"{env_id} needs NLTK's {name}, which is not here: "
-                f"python -m nltk.downloader {' '.join(needed)}"
+                f"{env_id} requires NLTK's {name}, which is missing: python -m nltk.downloader "
+                f"{' '.join(needed)}"
             ) from e
 
 
 @contextlib.contextmanager
 def _no_download() -> Iterator[None]:
-    """Keep games from asking NLTK's server for corpora at every start."""
+    """Prevent games from downloading NLTK corpora at every start."""
     nltk: Any = importlib.import_module("nltk")
     download, nltk.download = nltk.download, lambda *args, **kwargs: True
     try:
@@ -205,7 +208,7 @@ def _no_download() -> Iterator[None]:
 
 
 def _frozen_lake(game: Any) -> str | None:
-    """Return the first step of a shortest way round the holes."""
+    """Return the first step of a shortest path that avoids the holes."""
     state = game.state.game_state
     start, goal, grid = tuple(state["player_pos"]), tuple(state["goal_pos"]), state["grid"]
     queue = deque([(start, "")])
@@ -263,10 +266,10 @@ ORACLES: dict[str, Callable[[Any], str | None]] = {
     "TowerOfHanoi": _hanoi,
     "Wordle": lambda game: f"[{game.state.game_state['secret_word']}]",
 }
-"""By game: the expert's next action, from the state."""
+"""The expert's next action, from the state, by game."""
 SECRETS: dict[str, Callable[[Any], str]] = {
     "Hangman": lambda game: str(game.state.game_state["target_word"]),
     "Mastermind": _code,
     "Wordle": lambda game: str(game.state.game_state["secret_word"]),
 }
-"""By game: what must not be readable."""
+"""The texts that the agent must not read, by game."""

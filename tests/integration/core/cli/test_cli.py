@@ -90,7 +90,7 @@ def test_a_users_mistake_is_one_line_without_a_traceback(rollart: Run) -> None:
     code, out, err = rollart("info", "webshp")
     assert (code, out) == (1, "")
     assert err == (
-        "Error: nothing called 'webshp' is installed. Did you mean 'webshop'? Try `rollart list`.\n"
+        "Error: no plugin 'webshp' is installed. Did you mean 'webshop'? Try `rollart list`.\n"
     )
 
 
@@ -149,13 +149,13 @@ def test_info_of_a_class_that_no_plugin_registers(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("info", "nope"), "nothing called 'nope' is installed. Try"),
+        (("info", "nope"), "no plugin 'nope' is installed. Try"),
         (("info", "no_such_module:X"), "cannot import 'no_such_module'"),
         (("info", "rollart_rewards.exact_match:Exact"), "Did you mean 'ExactMatch'?"),
-        (("run", "suite.yaml"), "this is a suite of environments: `rollart eval suite.yaml`"),
-        (("run", "."), ".: is a folder; name a file"),
-        (("run", "done"), "done is a run directory: `rollart run --resume done`"),
-        (("run", "bytes"), "bytes: is no text file"),
+        (("run", "suite.yaml"), "environments: run it with `rollart eval suite.yaml`"),
+        (("run", "."), ".: is a folder; give a file"),
+        (("run", "done"), "done is a run directory: use `rollart run --resume done`"),
+        (("run", "bytes"), "bytes: is not a text file"),
         (("run", "missing.yaml"), "missing.yaml: there is no such file\n"),
         (("run", "x.yaml", "name=../../x"), "command line: name: '../../x' cannot be part of"),
         (("model", "new", "m", "--split", "foo"), "has no split 'foo'. It has train, warm, test."),
@@ -163,7 +163,7 @@ def test_info_of_a_class_that_no_plugin_registers(
             ("model", "new", "m", "--env", FROZEN_LAKE, "--split", "foo"),
             "--split foo: split 'foo' is not one of train",
         ),
-        (("model", "new", "bytes/x", "--env", "frozenlake"), "bytes/x: cannot be made: Not a dir"),
+        (("model", "new", "bytes/x", "--env", "frozenlake"), "bytes/x: cannot be created: Not"),
         (("bench", "engine", "--case", "nope"), "bench engine has no 'case'. It takes: pairs, "),
         (("bench", "start", "round=2"), "has no 'round'. Did you mean 'rounds'? It takes: "),
         (("swe", "mine", ".", "--sandbox", "nope"), "no sandbox 'nope' is installed"),
@@ -222,7 +222,7 @@ def test_a_command_of_ours_without_its_plugin_is_one_line(rollart: Run) -> None:
         patch.setattr(plugins, "_current", plugins.load(found=[]))
         code, out, err = rollart("plan", "x.yaml")
     assert (code, out) == (1, "")
-    assert err == "Error: no working plugin brings the command 'plan', see `rollart list`\n"
+    assert err == "Error: no working plugin provides the command 'plan', see `rollart list`\n"
 
 
 def test_run_refuses_a_config_in_one_line_a_problem(rollart: Run, config: Path) -> None:
@@ -349,7 +349,7 @@ def test_resume_takes_the_runs_own_config(
     recorded = resolve_run(load_config(folder / "config.yaml")).as_dict()
     Journal(folder, recorded | {"resolved_with": {"rollart": "0.0.1"}}).close()
     code, _, err = rollart("run", "--resume", str(folder))
-    assert (code, "holds no checkpoint" in err) == (1, True)
+    assert (code, "contains no checkpoint" in err) == (1, True)
     (folder / "checkpoints" / "v000004").mkdir(parents=True)
     source = TaskSourceState(0)
     RunState(4, 4, source, 0, 0, {}, 1.0).write(folder / "checkpoints" / "v000004", {})
@@ -406,7 +406,7 @@ def test_play_to_the_end(rollart: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("?\n2\n3\n"))
     code, out, _ = rollart("play", "counting:Counting", "--task", "3")
     assert code == 0
-    assert "The expert would say: try 3" in out
+    assert "The expert's action: try 3" in out
     assert "Return: 2" in out
     assert "closed" in out
     monkeypatch.setattr(sys, "stdin", io.StringIO("2\n"))

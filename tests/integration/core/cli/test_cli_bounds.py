@@ -141,7 +141,7 @@ def test_a_shard_that_is_damaged_is_one_line(
     spoil(shards[0])
     code, said = rollart("export", "run", "--out", "x.jsonl")
     assert (code, said.count("\n")) == (1, 1), said
-    assert "part-000001.parquet is damaged, or lacks a part" in said
+    assert "part-000001.parquet is damaged or incomplete" in said
     assert sorted(path.name for path in Path().iterdir()) == ["run"]
 
 
@@ -156,7 +156,7 @@ def test_a_shard_that_is_damaged_is_one_line(
             f"{chr(99 + i)}: &{chr(99 + i)} [{', '.join([f'*{chr(98 + i)}'] * 9)}]\n"
             for i in range(8)
         ), "more than 100000 values"),
-        ("x: 1\n" * 300_000, "is longer than 1048576 bytes"),
+        ("x: 1\n" * 300_000, "is longer than the limit of 1048576 bytes"),
     ],
     ids=["nested", "digits", "int", "timestamp", "anchors", "long"],
 )  # fmt: skip

@@ -114,7 +114,7 @@ def test_a_package_that_cannot_be_finished_is_not_begun(
         whole(project_dir, infile, *rest)
 
     monkeypatch.setattr(generate, "generate_file", until_the_fifth)
-    with pytest.raises(UserError, match=r"cannot be made: .*No space left"):
+    with pytest.raises(UserError, match=r"cannot be created: .*No space left"):
         render.render(names.name_package("env", "acme-maze"), WORDING, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -126,7 +126,7 @@ def test_the_command_makes_a_package_and_says_how_to_go_on(tmp_path: Path) -> No
     assert "rollart check acme/Maze-v1" in done.out
     again = scaffold("new-env", "acme-maze", "--output", str(tmp_path), "--non-interactive")
     assert again.code == 1
-    assert "never written over" in again.error
+    assert "never overwritten" in again.error
 
 
 def test_an_agent_environment_is_made_and_what_is_neither_is_refused(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def refused(resolve, *overrides):
 
 def test_a_missing_critic_or_teacher_is_refused_and_one_too_many_too(resolve):
     (line,) = refused(resolve, "algorithm=valued")
-    assert line.startswith("x.yaml: critic: acme/Valued-v1 needs one, for it learns values")
+    assert line.startswith("x.yaml: critic: acme/Valued-v1 needs one, because it learns")
     (line,) = refused(resolve, "algorithm=taught")
     assert line.startswith("x.yaml: teacher: acme/Taught-v1 needs one")
     (line,) = refused(resolve, "critic.backbone=shared")
@@ -120,8 +120,8 @@ def test_another_vocabulary_is_known_by_its_files(tmp_path):
     other = model(tmp_path / "other", ["a", "c", "b"])
     longer = model(tmp_path / "longer", [], size=12)
     assert vocabulary_fault(ours, same) is None
-    assert "token 1 ('b') is not the same" in vocabulary_fault(ours, other)
-    assert "12 tokens against 3" in vocabulary_fault(ours, longer)
+    assert "token 1 ('b') differs" in vocabulary_fault(ours, other)
+    assert "12 tokens and 3" in vocabulary_fault(ours, longer)
     assert vocabulary_fault(ours, "some/hub-id") is None
 
 
@@ -129,12 +129,12 @@ def test_a_reference_or_teacher_of_another_vocabulary_ends_the_load(resolve, tmp
     ours = model(tmp_path / "ours", ["a", "b"])
     other = model(tmp_path / "other", ["b", "a"])
     (line,) = refused(resolve, f"model={ours}", f"reference.path={other}")
-    assert line.startswith(f"x.yaml: reference.path: {other} has another vocabulary than {ours}")
+    assert line.startswith(f"x.yaml: reference.path: {other} and {ours} have different voc")
     teacher = ("algorithm=taught", "teacher.engine=judge")
     (line,) = refused(resolve, f"model={ours}", *teacher, f"teacher.path={other}")
     assert line.startswith("x.yaml: teacher.path")
     (line,) = refused(resolve, *teacher, f"teacher.path={other}")
-    assert "a vocabulary of its own: name model.path" in line
+    assert "its own vocabulary: set model.path" in line
     (line,) = refused(resolve, f"model={ours}", f"reference.path={tmp_path / 'none'}")
     assert "there is no folder" in line
     assert resolve(f"model={ours}", *teacher, f"teacher.path={ours}").beside.has_teacher

@@ -76,18 +76,18 @@ def test_several_ranks_may_train_adapters(resolve):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["model={kind: new}"], "lora: a model that is made for this run has learned nothing"),
+        (["model={kind: new}"], "lora: a new model is untrained"),
         (
             [*NEW, "lora.target_modules=[q_proj, qkv_proj]"],
             "lora.target_modules: a new model has no qkv_proj; it has down_proj, gate_proj, k_proj",
         ),
-        (["algorithm=ppo", "critic.backbone=own"], "critic.backbone: own: a second model"),
-        (["engine=sglang", "lora.sync=adapter"], "lora.sync: adapter: rollart/SGLang-v1 takes w"),
+        (["algorithm=ppo", "critic.backbone=own"], "critic.backbone: own: training a who"),
+        (["engine=sglang", "lora.sync=adapter"], "lora.sync: adapter: rollart/SGLang-v1 supports"),
         (
             ["lora.target_modules=[up_proj, embed_tokens, nose]"],
             "lora.target_modules: {model} has no embed_tokens, nose; it has q_proj, up_proj",
         ),
-        (["lora.target_modules=[]"], "lora: target_modules names nothing to adapt"),
+        (["lora.target_modules=[]"], "lora: target_modules is empty"),
         (["lora.dropout=0.1"], "lora.dropout: "),
         (["lora.alpha=0"], "lora.alpha: "),
     ],

@@ -76,7 +76,7 @@ def test_an_override_reaches_one_of_the_list(resolve) -> None:
 @pytest.mark.parametrize(
     ("env", "changes", "lines"),
     [
-        (["frozenlake", "frozenlake"], {}, [f"x.yaml: env.1: {LAKE} with the same options is env"]),
+        (["frozenlake", "frozenlake"], {}, [f"x.yaml: env.1: {LAKE} with the same options is al"]),
         (["sokoban", {"id": "frozenlake", "weight": 0}], {}, ["env.1.weight: must be above 0"]),
         (
             ["sokoban", {"id": "frozenlake", "weight": -1}],
@@ -115,18 +115,18 @@ def test_an_override_reaches_one_of_the_list(resolve) -> None:
             ],
         ),
         (["frozenlake", "sokobam"], {}, ["x.yaml: env.1: no environment 'sokobam'"]),
-        (["frozenlake", {"adapter": "gymnasium"}], {}, ["env.1: adapter and id go together"]),
+        (["frozenlake", {"adapter": "gymnasium"}], {}, ["env.1: adapter needs an id"]),
         ([], {}, ["env: a list of environments needs at least one"]),
         ([{"id": "frozenlake", "weight": 3}], {}, ["env.0.weight: has no effect with one"]),
         (
             [{"id": "frozenlake", "name": "a"}, {"id": "sokoban", "name": "a"}],
             {},
-            ["env.1.name: 'a' is the name of env.0 already"],
+            ["env.1.name: 'a' is already the name of env.0"],
         ),
         (
             [{"id": e, "run": {"split": "train"}} for e in ("frozenlake", "sokoban")],
             {"rollout": {"split": "train"}},
-            ["rollout.split: has no effect where every environment of env has its own"],
+            ["rollout.split: has no effect because every environment of env sets"],
         ),
         (
             ["frozenlake", {"id": "sokoban", "run": {"check_split": "warm"}}],

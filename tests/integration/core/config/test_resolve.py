@@ -184,7 +184,7 @@ def test_a_box_lives_as_long_as_the_deadlines_say(resolve, tmp_path) -> None:
         ("env.sandbox={id: wall, tll_s: 1}", "env.sandbox.tll_s: unknown key. Did you mean"),
         ("env.sandbox={id: wall, ttl_s: 59}", "env.sandbox.ttl_s: 59 s: must not be shorter than"),
         ("env.sandbox={id: wall, ttl_s: x}", "env.sandbox.ttl_s: must be a valid number"),
-        ("env.sandbox={id: wall, trusted: false}", "env.sandbox: wall has no wall: set its option"),
+        ("env.sandbox={id: wall, trusted: false}", "env.sandbox: wall has no isolation: set its"),
         ("env.pool.wait_s=30", "env.pool.wait_s: 30 s: must be shorter than deadlines.reset_s"),
         ("env.pool.worm=1", "env.pool.worm: unknown key. Did you mean 'warm'?"),
     ],

@@ -31,7 +31,7 @@ def resolved(tmp_path: Path, text: str):
         (SCORED + "scoring: {max_tries: 1, backoff_s: 1}", "scoring.backoff_s: has no effect with"),
         (SCORED + "scoring: {max_backoff_s: 0.1}", "scoring.max_backoff_s: 0.1 s: must not be bel"),
         (SCORED + "scoring: {batch_wait_s: 1}", "scoring.batch_wait_s: has no effect with batch_s"),
-        (SCORED + "scoring: {fallback: inline}", "scoring.fallback: is the backend itself"),
+        (SCORED + "scoring: {fallback: inline}", "scoring.fallback: is the same as the b"),
         (SCORED + "scoring: {backend: inlin}", "scoring.backend: no reward backend 'inlin' is ins"),
         (SCORED + "scoring: {hedge: {quantile: 1}}", "scoring.hedge.quantile: must be above 0 an"),
         (BASE + f"reward: {GROUP}\nscoring: {{batch_size: 2}}", "scoring.batch_size: has no effec"),

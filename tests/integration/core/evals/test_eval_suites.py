@@ -130,7 +130,7 @@ def test_what_cannot_be_measured_is_a_dash_with_the_reason(rollart_eval: Eval) -
     assert f"Error: noop in {SHY}: every episode failed: env.step: ValueError" in err
     assert f"| `{SHY}` | 4 | - | - | score 0." in out
     assert f"- `{SHY}`, oracle: it has no oracle()" in out
-    assert f"- `{SHY}`, random: the environment does not say what success is" in out
+    assert f"- `{SHY}`, random: the environment does not report success" in out
     cells = cells_of(json.loads(Path("x/report.json").read_text()))
     noop = cells[SHY, "noop"]
     assert (noop["success"], noop["episodes"], noop["failed"]) == (None, 0, 4)
@@ -269,17 +269,17 @@ def _whole_lines(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("suite.yaml",), "nobody plays: name a model with --model, or a --baseline"),
+        (("suite.yaml",), "there is no player: set a model with --model, or a --baseline"),
         (("suite.yaml", "--baseline", "best"), "must be one of oracle, noop, random"),
         (
             ("suite.yaml", "--baseline", "noop", "rollout.temperature=0"),
             "no effect without a model",
         ),
-        (("suite.yaml", "--baseline", "noop", "--env", FAKE), "a suite names its environments"),
-        (("--env", FAKE, "--baseline", "noop", "--out", "full"), "holds something already"),
-        (("--resume", "full"), "that is no folder of an evaluation"),
+        (("suite.yaml", "--baseline", "noop", "--env", FAKE), "a suite defines its environments"),
+        (("--env", FAKE, "--baseline", "noop", "--out", "full"), "the folder is not empty"),
+        (("--resume", "full"), "not the folder of an evaluation"),
         (("--with", "full"), "has no report.json"),
-        (("--with", "x=full", "--markdown", "--json"), "take one of them"),
+        (("--with", "x=full", "--markdown", "--json"), "use only one of them"),
     ],
 )
 def test_mistakes_are_one_line_and_start_nothing(
@@ -309,7 +309,7 @@ def test_what_decides_about_figures_cannot_change_in_the_middle(rollart_eval: Ev
     asked = ("--env", FAKE, "--baseline", "noop", "evaluation.tasks=2", "--out", "e")
     assert rollart_eval(*asked)[0] == 0
     code, _, err = rollart_eval("--resume", "e", "seed=3")
-    assert (code, "seed=3 would change what was begun" in err) == (1, True)
+    assert (code, "seed=3 would change the results" in err) == (1, True)
 
 
 def test_baselines_play_agents(rollart_eval: Eval, tmp_path: Path) -> None:

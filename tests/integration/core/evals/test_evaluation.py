@@ -158,8 +158,8 @@ def test_a_model_in_files_is_scored_by_the_embedded_engine(rollart_eval: Eval, m
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--env", ENV, "--model", "http://127.0.0.1:9/v1"), "start the server, or mend"),
-        (("--env", ENV, "--model", "http://"), "is no URL of a server"),
+        (("--env", ENV, "--model", "http://127.0.0.1:9/v1"), "start the server, or correct"),
+        (("--env", ENV, "--model", "http://"), "is not a server URL"),
         (("--env", ENV, "--model", "no-such-folder/x/y"), "there is no folder"),
         (("--env", ENV, "--model", "nope"), "model.path: there is no folder nope, and a hub id is"),
         (("--env", "nothing", "--model", "http://h/v1"), "no environment 'nothing' is installed"),
@@ -173,10 +173,10 @@ def test_a_model_in_files_is_scored_by_the_embedded_engine(rollart_eval: Eval, m
             "tasks: unknown key. Did you mean 'evaluation.tasks'?",
         ),
         (("--env", ENV, "--model", "http://h/v1", "engine=embedded"), "needs a model's files"),
-        (("--env", ENV, "--model", "http://h/v1", "runtime=ray"), "say runtime=inline"),
-        (("--env", ENV, "--model", "m", "--tokenizer", "t"), "--tokenizer goes with --model URL"),
+        (("--env", ENV, "--model", "http://h/v1", "runtime=ray"), "use runtime=inline"),
+        (("--env", ENV, "--model", "m", "--tokenizer", "t"), "--tokenizer requires --model URL"),
         (("no-such.yaml",), "there is no such file"),
-        (("examples/hello.yaml",), "it has learned nothing yet"),
+        (("examples/hello.yaml",), "new: it is untrained"),
     ],
 )
 def test_mistakes_are_one_line_and_start_nothing(
@@ -196,7 +196,7 @@ def test_neither_file_nor_environment_is_a_usage_error(rollart_eval: Eval) -> No
 
 @pytest.mark.parametrize(
     ("model", "says"),
-    [({"kind": "remote"}, "no weights here to train"), ("some/model", "cannot follow training")],
+    [({"kind": "remote"}, "no local weights to train"), ("some/model", "cannot follow training")],
 )
 def test_what_only_a_server_holds_cannot_be_trained(model: object, says: str) -> None:
     mapping = {

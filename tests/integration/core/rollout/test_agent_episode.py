@@ -162,7 +162,7 @@ def test_many_programs_run_at_once_each_with_its_own_endpoint():
     [
         ({"trouble": "raise"}, "environment", "agent.run", "RuntimeError: trouble on demand"),
         ({"trouble": "exit"}, "environment", "agent.run", "SystemExit: 3"),
-        ({"trouble": "silent"}, "environment", "agent.run", "without asking"),
+        ({"trouble": "silent"}, "environment", "agent.run", "without a request to"),
         ({"trouble": "nan"}, "environment", "agent.finish", "reward is nan"),
     ],
 )
@@ -256,5 +256,5 @@ def test_an_environment_that_is_stepped_is_no_agent():
             return await run_agent_episode(ticket(), 0, replace(parts, env=stepped))
 
     failure = asyncio.run(main()).failure
-    assert "is no agent task" in failure.message
+    assert "is not an agent task" in failure.message
     assert failure.boundary == "agent.prepare"

@@ -15,8 +15,8 @@ from rollart_testing import ScriptedEngine
 @pytest.mark.parametrize(
     ("template", "told"),
     [
-        (CHATML, "does not show them"),
-        (HERMES.replace("<tool_call>", "<function=f>"), "in a way that is not known"),
+        (CHATML, "does not show tools"),
+        (HERMES.replace("<tool_call>", "<function=f>"), "in an unknown format"),
         (HERMES, None),
     ],
 )

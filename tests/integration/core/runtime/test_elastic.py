@@ -148,7 +148,7 @@ def test_without_any_engine_the_run_ends_and_says_why(tmp_path, live):
     os.kill(part_pids(run_dir)["engine"][0], signal.SIGKILL)
     _, err = process.communicate()
     assert process.returncode == 1
-    assert "no inference engine is left and none comes back" in err
+    assert "no inference engine is left and none will restart" in err
     assert "SIGKILL" in err
     assert not part_pids(run_dir)
     assert (run_dir / "checkpoints").is_dir()
@@ -183,7 +183,7 @@ def test_runs_that_do_not_live_cannot_be_scaled(tmp_path):
         ask(tmp_path, {}, timeout_s=1)
     answer = CliRunner().invoke(build_app(), ["scale", str(tmp_path), "engines=two"])
     assert isinstance(answer.exception, UserError)
-    assert "give what to scale and how many" in str(answer.exception)
+    assert "give a target and its number" in str(answer.exception)
 
 
 def test_a_control_socket_answers_in_a_folder_of_any_depth(tmp_path):
@@ -215,7 +215,7 @@ def test_a_control_socket_answers_in_a_folder_of_any_depth(tmp_path):
     ("changes", "fault"),
     [
         ({"scaling": {}}, "scaling needs engines or env_workers"),
-        ({"scaling": {"engines": {"max": 4, "min": 2}}}, "num_engines: 1, which is not from 2"),
+        ({"scaling": {"engines": {"max": 4, "min": 2}}}, "num_engines: 1, which is not between 2"),
         ({"scaling": {"engines": {"max": 1, "min": 2}}}, "min .2. must be at most max .1."),
         ({"scaling": {"engines": {"max": 2, "kv_below": 0.9}}}, "kv_below .* must be below"),
         (

@@ -118,15 +118,15 @@ ON_RAY = {"kind": "ray", "pools": [{"name": "cores", "count": 4, "roles": ["envs
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"engines": [WIDE, WIDE]}, r"engines\.1\.name: 'wide' is taken"),
-        ({"engines": [{**WIDE, "name": "local"}]}, r"engines\.0\.name: 'local' is taken"),
+        ({"engines": [WIDE, WIDE]}, r"engines\.1\.name: 'wide' is already used"),
+        ({"engines": [{**WIDE, "name": "local"}]}, r"engines\.0\.name: 'local' is already used"),
         ({"deterministic": True}, r"deterministic: true: which class of engines answers"),
         ({"engines": [{**WIDE, "engine": "embeded"}]}, r"engines\.0\.engine: no inference engine"),
         (
             {"engines": [{**WIDE, "engine": {"id": "openai", "base_url": "http://x/v1"}}]},
-            r"engines\.0\.engine: rollart/OpenAI-v1 serves the weights its server began with",
+            r"engines\.0\.engine: rollart/OpenAI-v1 serves its server's initial weights",
         ),
-        ({"runtime": ON_RAY}, r"engines\.0\.name: there is no pool 'wide' in runtime\.pools"),
+        ({"runtime": ON_RAY}, r"engines\.0\.name: runtime\.pools has no pool 'wide'"),
         (
             {"runtime": ON_RAY, "engines": [{**WIDE, "name": "cores"}]},
             r"engines\.0\.name: pool 'cores' may not run engines",
@@ -134,7 +134,7 @@ ON_RAY = {"kind": "ray", "pools": [{"name": "cores", "count": 4, "roles": ["envs
         ({"engines": [{**WIDE, "share": 0.5}]}, r"engines\.0\.share: unknown key"),
         (
             {"scaling": {"engines": {"max": 1}}},
-            r"scaling\.engines: the run begins with runtime\.num_engines: 2",
+            r"scaling\.engines: the run starts with runtime\.num_engines: 2",
         ),
     ],
 )

@@ -55,7 +55,7 @@ def config(tmp_path: Path) -> Path:
 
 EXPECTED = {
     "model.path": "there is no folder",
-    "engine.command": "no program '/nowhere/bin/python'",
+    "engine.command": "the program '/nowhere/bin/python' is not on",
     "weights": "no weight channel 'carrier-pigeon'",
     "env.0.run.reward": "No module named 'no_such_module'",
     "env.1": "Did you mean 'webshop/WebShop-v1'",
@@ -102,7 +102,7 @@ def test_a_script_that_launches_servers_and_is_not_there(config: Path) -> None:
     asked = yaml.safe_load(config.read_text())
     asked["engine"]["command"] = [sys.executable, "gone/serve.py"]
     config.write_text(yaml.safe_dump(asked))
-    with pytest.raises(ConfigError, match=r"engine\.command: there is no file 'gone/serve\.py'"):
+    with pytest.raises(ConfigError, match=r"engine\.command: the file 'gone/serve\.py'"):
         prepare(config)
 
 
@@ -215,7 +215,7 @@ OFFICIAL = ("items_shuffle_1000.json", "items_ins_v2.json", "items_human_ins_100
             "env.tasks: there is no file nope.jsonl",
         ),
         ({**REPAIR, "tasks": "nope.jsonl"}, "env.tasks: there is no file nope.jsonl"),
-        ({**REPAIR, "tasks": "."}, "env.tasks: . is a folder, and no file"),
+        ({**REPAIR, "tasks": "."}, "env.tasks: . is a folder, not a file"),
         ({**REPAIR, "repos_dir": "nope"}, "env.repos_dir: there is no folder nope"),
         (
             {"id": "text/Questions-v1", "file": "nope.jsonl"},
@@ -238,7 +238,7 @@ def test_the_official_webshop_needs_three_files(
     for file in OFFICIAL:
         (line,) = refused({"env": WEBSHOP})
         assert "shop has no items_" in line
-        assert "it should hold the official WebShop files" in line
+        assert "it must have the official WebShop files" in line
         (tmp_path / "shop" / file).write_text("")
     assert refused({"env": WEBSHOP}) == []
 
@@ -287,7 +287,7 @@ def test_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = {"id": "openai", "base_url": "http://h/v1", "api_key_env": "NO_SUCH_KEY"}
     asked = {"model": {"kind": "remote"}, "engine": engine}
     (line,) = refused(asked, trains=False)
-    assert line.endswith("engine.api_key_env: the environment has no variable NO_SUCH_KEY")
+    assert line.endswith("engine.api_key_env: the environment variable NO_SUCH_KEY is not set")
 
 
 class Answering:
@@ -325,7 +325,7 @@ def test_a_runs_dir_in_which_nothing_can_be_made(
     assert refused({"runs_dir": str(tmp_path / "not/yet")}) == []
     for wrong in ("file", "file/below"):
         (line,) = refused({"runs_dir": str(tmp_path / wrong)})
-        assert line.startswith(f"x.yaml: runs_dir: {tmp_path / 'file'} is no folder")
+        assert line.startswith(f"x.yaml: runs_dir: {tmp_path / 'file'} is not a folder")
     assert refused({"runs_dir": str(tmp_path / "file")}, makes_folder=False) == []
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     (line,) = refused({"runs_dir": str(tmp_path / "not/yet")})

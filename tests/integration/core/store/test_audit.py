@@ -78,7 +78,7 @@ def test_an_unaccounted_ticket_is_named_once_the_run_has_ended(run: Run) -> None
     assert (report.open, report.ok, report.ended) == (1, True, None)
     run.journal.decided(END)
     assert run.audit().violations == (
-        "g0000000.0 is unaccounted for: the run has ended and it is still running",
+        "g0000000.0 has no final state: the run has ended, but it is still running",
     )
 
 
@@ -89,8 +89,8 @@ def test_training_on_what_failed_or_was_given_up_is_named(run: Run) -> None:
     run.train(1, run.finish(ticket(1), version=1))
     run.journal.decided(AbortEpisode("g0000001.0", "too_stale"))
     assert run.audit().violations == (
-        "g0000000.0 was trained and has no finished trajectory",
-        "g0000001.0 was trained and is also aborted: too_stale",
+        "g0000000.0 was trained but has no finished trajectory",
+        "g0000001.0 was trained but is also aborted: too_stale",
     )
 
 
@@ -112,7 +112,7 @@ def test_what_a_lost_life_generated_may_not_be_trained_in_a_later_one(run: Run) 
     run.journal.rolled_back(0, "the trainer was lost")
     run.train(0, trajectory)
     assert run.audit().violations == (
-        "g0000000.0 was trained on what versions generated that had been undone",
+        "g0000000.0 was trained on a trajectory of versions that were rolled back before",
     )
 
 
@@ -122,7 +122,7 @@ def test_batches_and_groups_that_are_not_there_are_named(run: Run) -> None:
     assert run.audit().violations == (
         "batch 1 was trained 2 times",
         "batch 0 is missing",
-        "1 groups were begun and are not in the journal: g0000001",
+        "1 groups were started but are not in the journal: g0000001",
     )
 
 

@@ -242,7 +242,7 @@ def test_a_folder_without_a_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match=r"no run directory: it has no journal\.db"):
         JournalReader(tmp_path)
     (tmp_path / "journal.db").write_text("this is no database, however long it goes on" * 100)
-    with pytest.raises(JournalError, match="is no journal of a run"):
+    with pytest.raises(JournalError, match="is not the journal of a run"):
         JournalReader(tmp_path)
     with pytest.raises(JournalError, match="cannot be opened"):
         Journal(tmp_path, CONFIG)
@@ -251,8 +251,8 @@ def test_a_folder_without_a_journal_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        ("CREATE TABLE notes (text)", r"is no journal of a run, .*no such table: meta"),
-        ("CREATE TABLE meta (version)", r"is no journal of a run, .*no such column: key"),
+        ("CREATE TABLE notes (text)", r"is not the journal of a run, .*no such table: meta"),
+        ("CREATE TABLE meta (version)", r"is not the journal of a run, .*no such column: key"),
         (
             "CREATE TABLE meta AS SELECT 'schema_version' AS key, 'first' AS value",
             r"has schema first; this release reads \d+",
@@ -318,6 +318,6 @@ def test_damaged_content_is_a_journal_error_where_it_is_read(
     with closing(sqlite3.connect(tmp_path / "journal.db")) as db:
         db.execute(damage)
         db.commit()
-    says = r"is damaged, or lacks a part"
+    says = r"is damaged or incomplete"
     with JournalReader(tmp_path) as reader, pytest.raises(JournalError, match=says):
         list(getattr(reader, read)())

@@ -202,10 +202,10 @@ def damage_state(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (damage_content, "another content"),
+        (damage_content, "content of weights.json has changed"),
         (damage_length, "has 5 bytes"),
         (lambda folder: (folder / "weights.json").unlink(), "weights.json is missing"),
-        (damage_state, "not of this release"),
+        (damage_state, "from another release"),
     ],
 )
 def test_a_corrupt_checkpoint_is_set_aside_for_the_one_before(
@@ -248,7 +248,7 @@ def test_what_cannot_be_gone_on_with_is_refused_before_anything_starts(tmp_path:
     Journal(tmp_path, {"seed": 1}).close()
     with run_lock(tmp_path), pytest.raises(ConfigError, match="is in use"):
         check_resume(tmp_path, {"seed": 1})
-    with pytest.raises(ConfigError, match=r"holds no checkpoint .* start it anew"):
+    with pytest.raises(ConfigError, match=r"contains no checkpoint .* start a new run"):
         check_resume(tmp_path, {"seed": 1})
     folder = tmp_path / "checkpoints" / "v000004"
     folder.mkdir(parents=True)
@@ -281,7 +281,7 @@ def test_the_journal_of_another_config_is_refused_and_free_keys_are_not(tmp_path
         check_same_run(tmp_path, recorded | {"evaluation": sets})
     check_same_run(tmp_path, recorded | {"evaluation": sets | {"validation_split": "val"}})
     (tmp_path / "journal.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(ConfigError, match="its journal cannot be gone on with"):
+    with pytest.raises(ConfigError, match="its journal cannot be continued"):
         check_same_run(tmp_path, recorded)
     with pytest.raises(ConfigError, match="is no run directory"):
         check_same_run(tmp_path / "nowhere", recorded)

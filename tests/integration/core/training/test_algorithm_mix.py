@@ -75,7 +75,7 @@ def test_it_keeps_the_contract_of_algorithms():
 
 
 def test_what_makes_no_whole_is_refused():
-    with pytest.raises(ConfigError, match="dropped for one environment and kept for another"):
+    with pytest.raises(ConfigError, match="zero_advantage drops samples for one environment"):
         mix(a={}, b={"zero_advantage": "drop"})
     with pytest.raises(BatchRefused, match="no algorithm for 'c'"):
         mix(a={}, b={}).advantages(groups_of("c"), {})

@@ -150,7 +150,7 @@ def test_the_command_on_a_sound_run_and_on_a_short_one(rollart: Run, tmp_path: P
     Journal(tmp_path / "short", {}).close()
     code, out, _ = rollart("diagnose", str(tmp_path / "short"))
     assert code == 0
-    assert out.endswith("Too short for findings: they need at least 20 batches.\n")
+    assert out.endswith("The run is too short for findings: they need at least 20 batches.\n")
 
 
 def test_what_is_no_run_is_refused_in_one_line(rollart: Run, tmp_path: Path) -> None:
@@ -160,11 +160,11 @@ def test_what_is_no_run_is_refused_in_one_line(rollart: Run, tmp_path: Path) -> 
     (tmp_path / "journal.db").write_text("no database")
     code, _, err = rollart("diagnose", str(tmp_path))
     assert (code, len(err.splitlines())) == (1, 1)
-    assert "is no journal of a run" in err
+    assert "is not the journal of a run" in err
 
 
 def test_the_page_names_every_finding_and_its_keys(repo_root: Path) -> None:
-    page = (repo_root / "docs/diagnose.md").read_text(encoding="utf-8")
+    page = (repo_root / "docs/guides/diagnose.md").read_text(encoding="utf-8")
     for kind, advice in ADVICE.items():
         keys = ", ".join(f"`{one.key}`" for one in advice)
         assert re.search(rf"^\| `{kind}` \|.*\| {re.escape(keys)} \|$", page, flags=re.MULTILINE)

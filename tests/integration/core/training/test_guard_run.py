@@ -312,7 +312,7 @@ def test_a_guard_that_is_to_watch_success_where_there_is_none_ends_the_run(tmp_p
         run = resolved(folder, guard={"watch": watch}, stop={"batches": 2})
         training = train(run, folder, ScriptedTrainer(set()), Told(), run_episode)
         if refused:
-            with pytest.raises(ConfigError, match=r"guard\.watch: success, and no environment"):
+            with pytest.raises(ConfigError, match=r"guard\.watch is success, but no environment"):
                 asyncio.run(training)
         else:
             assert asyncio.run(training)[0].kind == "done"

@@ -317,9 +317,9 @@ def test_adapters_that_do_not_fit_the_base_are_refused_and_the_old_weights_stay(
 
     with pytest.raises(ValueError, match=r"lack 1 tensors, such as .*up_proj.lora_B.weight"):
         whole([(up + lora.A, down)])
-    with pytest.raises(ValueError, match=r"'nose.weight', which this model has not"):
+    with pytest.raises(ValueError, match=r"'nose.weight', which this model does not have"):
         whole([("nose" + lora.A, down), ("nose" + lora.B, wide)])
-    with pytest.raises(ValueError, match=r"makes \(47, 32\), it is \(48, 32\)"):
+    with pytest.raises(ValueError, match=r"has shape \(47, 32\), but the weight has \(48, 32\)"):
         whole([(up + lora.A, down), (up + lora.B, wide[1:])])
     plain = [("a", down), ("b", wide)]
     assert list(base.whole(plain)) == plain

@@ -432,7 +432,7 @@ def test_publishing_sends_transformers_names_without_the_tied_head(
 
 
 def test_bad_models_and_signals_are_named(model_path: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no causal language model"):
+    with pytest.raises(ConfigError, match="not a causal language model"):
         make_trainer(str(tmp_path))
 
     class Greedy(GRPO):

@@ -113,7 +113,7 @@ def test_what_one_box_has_room_for_is_judged_with_one_box():
         task.entry_point for task in FunctionRepairAgent(sandbox="bubblewrap")._book.tasks.values()
     )
     program = ("sh", "-c", f'python3 -c "$ASK" && cat > solution.py <<EOF\n{kills}# {names}\nEOF')
-    pool = {"max_boxes": 1, "wait_s": 30}
+    pool = {"max_sandboxes": 1, "wait_s": 30}
     trajectory, _ = play(["hello"], program=program, env={"ASK": ASK}, pool=pool)
     assert (trajectory.status, trajectory.reward) == ("finished", 0.0), trajectory.failure
 

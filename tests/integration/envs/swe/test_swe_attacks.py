@@ -375,12 +375,14 @@ def test_an_attack_on_the_judge_of_functions_is_not_paid(bench, name):
 
 
 def test_the_table_of_attacks_in_the_docs_is_whole(repo_root):
-    text = (repo_root / "docs/swe.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"^\| `(\w+)` \| ([\w, ]+) \| [\w, ]+ \| 0 \| (0|not tried) \|$", text, re.MULTILINE
-    )
-    listed = {name: (tuple(runners.split(", ")), in_docker) for name, runners, in_docker in rows}
+    text = (repo_root / "docs/guides/swe.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\w, ]+) \| ([\w, ]+) \| (`\w+`(?:, `\w+`)*) \|$", text, re.MULTILINE)
+    listed = {
+        name: (tuple(runners.split(", ")), sandboxes)
+        for runners, sandboxes, names in rows
+        for name in re.findall(r"\w+", names)
+    }
     assert listed == {
-        name: (attack.runners, "not tried" if attack.needs else "0")
+        name: (attack.runners, "bubblewrap" if attack.needs else "bubblewrap, docker")
         for name, attack in attacks().items()
     }

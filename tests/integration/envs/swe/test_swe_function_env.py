@@ -66,7 +66,7 @@ def test_the_oracle_passes_and_the_bug_does_not(env):
 def test_three_failures_end_the_episode(env):
     said = judged(env, "x = 1\n", "scale = (\n", "def scale(a, b):\n    raise KeyError('x')\n")
     assert "does not define `scale`" in said[0][0]
-    assert "it is no Python: '(' was never closed (line 1)" in said[1][0]
+    assert "it is not valid Python: '(' was never closed (line 1)" in said[1][0]
     assert "KeyError was raised. No attempt is left." in said[2][0]
     assert [over for *_, over in said] == [False, False, True]
     assert sum(reward for _, reward, _ in said) == 0.0
@@ -98,7 +98,7 @@ LEAVES = {
 
 
 def test_what_one_box_has_room_for_is_judged_with_one_box(walled):
-    pool = {"max_boxes": 1, "wait_s": 30}
+    pool = {"max_sandboxes": 1, "wait_s": 30}
     given = {"tasks": walled.config.tasks, "test_timeout_s": 30.0, "pool": pool}
     env = FunctionRepairEnv(sandbox="bubblewrap", num_attempts=2, **given)
     try:

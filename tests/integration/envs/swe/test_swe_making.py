@@ -191,7 +191,7 @@ def test_a_package_gives_the_same_tasks_for_the_same_seed_also_in_two_goes(
             path, name = str(test).split("[")[0].split("::", 1)
             kept = base(str(row["base_commit"]), path) or b""
             assert f"def {name.split('::')[-1]}(".encode() not in kept
-    with pytest.raises(UserError, match="was begun with another bounds"):
+    with pytest.raises(UserError, match="was started with another bounds"):
         made(history, site, open_folder / "made", count=4, bounds=Bounds(max_broken=0.1))
 
 

@@ -84,7 +84,7 @@ def test_what_is_wrong_with_a_row_is_said(boxes, tmp_path):
     assert "tests.test_shapes.TestShapes.test_area" in found["gold fails"].why
     assert "pass without the patch" in found["passes anyway"].why
     assert "no commit 0123456789" in found["lost"].why
-    assert "there are pytest" in found["odd"].why
+    assert "use one of pytest" in found["odd"].why
     assert "field 'patch'" in found["bad"].why
     assert "No closing quotation" in found["quote"].why
     assert "no UTF-8" in found["half"].why

@@ -255,7 +255,7 @@ def test_the_corpus_holds_pages_and_actions_of_train_goals_only():
 
 
 def test_options_without_effect_or_sense_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="difficulty shapes the generated catalogue"):
+    with pytest.raises(ValueError, match="difficulty needs the generated catalogue"):
         WebShopConfig(data_dir=tmp_path, difficulty=2)
     with pytest.raises(ValueError, match="data_dir: no such folder"):
         WebShopEnv(data_dir=tmp_path / "nowhere")
@@ -267,9 +267,9 @@ def test_options_without_effect_or_sense_are_refused(tmp_path):
         WebShopEnv(data_dir=tmp_path)
     for name in ("items_shuffle_1000.json", "items_ins_v2_1000.json", "items_human_ins_1000.json"):
         (tmp_path / name).write_text('[{"asin": "B0"}]' if "shuffle" in name else "{}")
-    with pytest.raises(ValueError, match="a product is not as it should be"):
+    with pytest.raises(ValueError, match="a product has the wrong format"):
         WebShopEnv(data_dir=tmp_path)
-    with pytest.raises(ValueError, match="at most 1536, not 1000000: ask for fewer"):
+    with pytest.raises(ValueError, match="at most 1536, not 1000000; use a smaller"):
         WebShopConfig(num_products=10**6)  # when the config loads, before anything is made
     assert WebShopConfig(num_products=10**6, data_dir=tmp_path).num_products == 10**6
 

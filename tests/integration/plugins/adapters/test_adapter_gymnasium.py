@@ -132,9 +132,9 @@ def test_observations_as_text() -> None:
         ("FrozenLak-v1", {}, UnknownIdError, "Did you mean: `FrozenLake`"),
         ("Pendulum-v1", {}, PluginError, "only Discrete and Text"),
         ("FrozenLake-v1", {"make": {"slippy": 1}}, PluginError, "slippy"),
-        ("FrozenLake-v1", {"actions": ["a", "b"]}, PluginError, "2 names for 4 actions"),
-        ("FrozenLake-v1", {"reward": "relative"}, PluginError, "without chance"),
-        ("CartPole-v1", {"observation": "ansi"}, PluginError, "does not draw itself"),
+        ("FrozenLake-v1", {"actions": ["a", "b"]}, PluginError, "2 names were given for 4 actions"),
+        ("FrozenLake-v1", {"reward": "relative"}, PluginError, "deterministic transition table"),
+        ("CartPole-v1", {"observation": "ansi"}, PluginError, "has no text rendering"),
     ],
 )
 def test_what_does_not_fit_is_told(

@@ -161,7 +161,7 @@ def test_one_that_hangs_is_left_behind(adapter: ForeignAdapter, started: list[Ho
 
     thread = threading.Thread(target=step)
     thread.start()
-    wait_until(lambda: not hung._seat._pending.done(), "the call that hangs")
+    wait_until(lambda: not hung._remote._pending.done(), "the call that hangs")
     assert other.step("on")[0] == "ok"
     hung.close()
     fresh = make(adapter)  # nobody new sits beside a thread that hangs

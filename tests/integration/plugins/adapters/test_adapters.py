@@ -137,7 +137,7 @@ def test_a_wrong_id_is_told(env_id: str, error: type[Exception], words: str) -> 
         ({"levl": 2}, "levl: unknown key. Did you mean 'level'"),
         ({"splits": {"train": [0, 10], "test": [9, 20]}}, "train and test overlap"),
         ({"splits": {"train": [3, 3]}}, "must be"),
-        ({"python": "/no/such/python"}, "'/no/such/python' is no program"),
+        ({"python": "/no/such/python"}, "'/no/such/python' is not a program"),
     ],
 )
 def test_wrong_options_are_told(options: dict[str, object], words: str) -> None:
@@ -168,8 +168,8 @@ def test_a_config_names_adapter_and_id_in_one_key_or_in_two() -> None:
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ({"adapter": "acme"}, "adapter and id go together"),
-        ({"adapter": "acme", "id": "acme::Guess"}, "names an adapter already"),
+        ({"adapter": "acme"}, "adapter needs an id"),
+        ({"adapter": "acme", "id": "acme::Guess"}, "already names an adapter"),
         ({"adapter": "acne", "id": "Guess"}, "Did you mean 'acme'"),
         ({"adapter": "acme", "id": "Gess"}, "no game 'Gess'"),
         ({"adapter": "lost", "id": "Guess"}, "pip install 'nowhere'"),

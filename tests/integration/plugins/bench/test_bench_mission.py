@@ -126,7 +126,7 @@ def test_commands_and_the_model_are_found_from_any_folder(
         ({"cases": "peace, atack"}, "Did you mean 'attack'?"),
         ({"steps": "many"}, "steps='many': must be a whole number"),
         ({"limit_s": 0}, "limit_s=0: must be a number above 0"),
-        ({"mixture": "nowhere", "case": "alone"}, "nowhere holds no report of a finished run"),
+        ({"mixture": "nowhere", "case": "alone"}, "nowhere has no report of a finished run"),
     ],
 )
 def test_wrong_options_are_refused(

@@ -152,7 +152,7 @@ def test_bfloat16_all_the_way(folders):
 
 
 def test_a_path_that_is_no_model_is_said_so(tmp_path, folders):
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="there is no folder"):
         load_runner(str(tmp_path / "nowhere"), options("torch"))
     with pytest.raises(ConfigError, match=r"no config\.json"):
         load_runner(str(tmp_path), options("torch"))

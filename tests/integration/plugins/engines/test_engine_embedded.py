@@ -294,7 +294,7 @@ def test_stop_tokens_and_the_end_of_the_context(qwen3):
         ({"token_ids": []}, "empty"),
         ({"token_ids": [1, VOCAB]}, f"token id {VOCAB}"),
         ({"token_ids": [-1]}, "token id -1"),
-        ({"token_ids": [1] * 200}, "no room"),
+        ({"token_ids": [1] * 200}, "no space"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),

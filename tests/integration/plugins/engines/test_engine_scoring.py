@@ -67,11 +67,11 @@ def test_what_cannot_be_scored_is_refused(tmp_path):
     async def work(engine):
         assert await engine.score(request(sample, positions=[])) == []
         for wrong, said in (
-            ({"positions": [0]}, "positions must ascend from 1"),
-            ({"positions": [99]}, "positions must ascend from 1"),
+            ({"positions": [0]}, "positions must be ascending"),
+            ({"positions": [99]}, "positions must be ascending"),
             ({"token_ids": [10**6] * 9}, "not in the vocabulary"),
-            ({"token_ids": [1] * 500}, "does not fit a context of 400"),
-            ({"temperature": 0.0}, "more than 0 is needed"),
+            ({"token_ids": [1] * 500}, "exceeds the context of 400"),
+            ({"temperature": 0.0}, "must be greater than 0"),
         ):
             with pytest.raises(InferenceFailure, match=said) as caught:
                 await engine.score(request(sample, **wrong))

@@ -24,7 +24,7 @@ def engine_of(tmp_path, options: dict[str, object], **settings: object):
 
 
 def test_the_options_of_a_resolved_run_build_the_engine(tmp_path):
-    for options in ({}, {"url": ["http://127.0.0.1:9"]}, {"weight_road": "disk"}):
+    for options in ({}, {"url": ["http://127.0.0.1:9"]}, {"weight_transport": "disk"}):
         assert engine_of(tmp_path, options).health == "up"
     with pytest.raises(ConfigError, match="this is engine 2"):
         engine_of(tmp_path, {"url": ["http://127.0.0.1:9"]}, engine_index=1)
@@ -45,7 +45,7 @@ def test_a_server_that_ends_over_its_start_or_is_not_there_is_said_in_one_line(t
         await engine.close()
 
     async def main() -> None:
-        await start(EngineDied, r"ended over its start \(exit code 1\)", command=["false"])
+        await start(EngineDied, r"ended during its start \(exit code 1\)", command=["false"])
         await start(ConfigError, "'/no/such' cannot be started", command=["/no/such"])
         nobody = {"url": ["http://127.0.0.1:9"], "start_s": 0.1}
         await start(ConfigError, "no SGLang server answers at http://127.0.0.1:9", **nobody)

@@ -1,4 +1,4 @@
-"""Weights on their way to servers: folders that several machines see, files, and which road."""
+"""Weights on their way to servers: folders that several machines see, files, and what is left."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_views_of_one_memory_are_written_as_what_they_are(tmp_path: Path) -> Non
     assert [found[name].tolist() for name in "abc"] == [*both.tolist(), both.T.tolist()]
 
 
-def disk_road(tmp_path: Path) -> DiskTransport:
+def disk_transport(tmp_path: Path) -> DiskTransport:
     model = tmp_path / "model"
     model.mkdir()
     for name in ("config.json", "model.safetensors.index.json"):
@@ -91,17 +91,17 @@ def test_a_version_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
         yield from WEIGHTS
         raise ValueError("damaged")
 
-    road = disk_road(tmp_path)
-    whole = road.prepare(WEIGHTS)
+    transport = disk_transport(tmp_path)
+    whole = transport.prepare(WEIGHTS)
     assert (whole / "config.json").read_text() == "{}"
     assert set(written_in(whole)) == {name for name, _ in WEIGHTS}
     with pytest.raises(ValueError, match="damaged"):
-        road.prepare(breaks())
+        transport.prepare(breaks())
     assert list(whole.parent.iterdir()) == [whole]
-    shutil.rmtree(road._home)
+    shutil.rmtree(transport._home)
     with pytest.raises(InferenceFailure, match=r"new weights cannot be written to .*No such file"):
-        road.prepare(WEIGHTS)
-    road.close()
+        transport.prepare(WEIGHTS)
+    transport.close()
     assert list((tmp_path / "weights").iterdir()) == []
 
 
@@ -113,17 +113,17 @@ def test_a_disk_that_takes_no_weights_costs_the_engine_and_wrong_weights_do_not(
 
     async def go() -> None:
         channel = Held()
-        engine: Any = SGLangEngine(model_path="m", channel=channel, weight_road="disk")
-        engine._client, engine._road = object(), disk_road(tmp_path)
+        engine: Any = SGLangEngine(model_path="m", channel=channel, weight_transport="disk")
+        engine._client, engine._transport = object(), disk_transport(tmp_path)
         engine._death = asyncio.get_running_loop().create_future()
         engine._swap_lock = asyncio.Lock()
         engine._facts = ModelFacts(shapes={name: (8,) for name, _ in WEIGHTS})
         channel.publish(1, WEIGHTS[1:])
         with pytest.raises(ValueError, match="lack 't0'"):
             await engine.load_weights(1)
-        assert list(engine._road._home.iterdir()) == []
+        assert list(engine._transport._home.iterdir()) == []
         channel.publish(2, WEIGHTS)
-        shutil.rmtree(engine._road._home)
+        shutil.rmtree(engine._transport._home)
         with pytest.raises(EngineDied, match="new weights failed: new weights cannot be written"):
             await engine.load_weights(2)
         assert engine._death.done()
@@ -146,11 +146,11 @@ def test_nccl_is_taken_where_two_ranks_cannot_be_on_one_gpu(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], device: str, backend: str
 ) -> None:
     monkeypatch.setattr(sglang_weights.torch.cuda, "is_available", lambda: True)
-    config = SGLangConfig(weight_road="distributed", **options)
-    road: Any = new_transport(config, NO_CLIENT, ServerFacts("0", "0", 1, device), "m")
-    assert road._backend == backend
+    config = SGLangConfig(weight_transport="distributed", **options)
+    transport: Any = new_transport(config, NO_CLIENT, ServerFacts("0", "0", 1, device), "m")
+    assert transport._backend == backend
 
 
 def test_nccl_to_a_launched_server_is_refused_with_the_mend() -> None:
-    with pytest.raises(ValidationError, match=r"which NCCL refuses; take gloo, or weight_road"):
-        SGLangConfig(weight_road="distributed", backend="nccl")
+    with pytest.raises(ValidationError, match=r"which NCCL does not support; use gloo"):
+        SGLangConfig(weight_transport="distributed", backend="nccl")

@@ -44,7 +44,7 @@ def test_one_object(rollart):
 def test_a_person_reads_where_why_and_how_fast(rollart):
     code, out, _ = rollart(TWO, "--mapper", "colocate")
     assert code == 0
-    for words in ("trajectories/s", "environments run on cpus", "Held down by", "Compared"):
+    for words in ("trajectories/s", "environments run on cpus", "Limited by", "Compared"):
         assert words in out
 
 
@@ -59,16 +59,16 @@ def test_a_person_reads_where_why_and_how_fast(rollart):
         ),
         (ONE, ("--mapper", "affinty"), "Did you mean"),
         (CONFIG, (), "cluster.yaml: looks like a run config, not a cluster file"),
-        (ONE, ("model=Nobody/None-7B",), "give its shape in model.shape or in the cluster file"),
+        (ONE, ("model=Nobody/None-7B",), "set model.shape in the config, or model in the cluster"),
         (
             "pools:\n  - {name: a, device: H100, count: 2}\n  - {name: c, device: cpu, count: 2}\n",
             ("runtime.num_trainer_ranks=4",),
-            "the trainer asks for 4 devices of one pool, and a has 2",
+            "the trainer needs 4 devices of one pool, but a has 2",
         ),
         (
             ONE,
             ("mapper={id: static, trainer: mars}",),
-            "trainer: there is no pool 'mars' with a device. There are: local",
+            "trainer: there is no pool 'mars' with a device. Known: local",
         ),
     ],
 )

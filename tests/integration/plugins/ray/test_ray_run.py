@@ -187,9 +187,9 @@ def _other_versions(names: list[str]) -> Callable[[], dict[str, str]]:
         ),
         (
             {"pools": [{"name": "train_node", "count": 5, "resources": {"train_node": 1}}]},
-            "5 devices are asked for, and the cluster has 2",
+            "5 devices are requested, but the cluster has 2",
         ),
-        ({"num_engines": 2}, r"pool 'gen_node' has 1 device\(s\), and the run places 2 parts"),
+        ({"num_engines": 2}, r"pool 'gen_node' has 1 device\(s\), but the run places 2 workers"),
     ],
 )
 def test_what_the_cluster_has_not_is_said_before_anything_starts(

@@ -164,7 +164,7 @@ def test_a_freeze(scene: Scene, location: str, monkeypatch: pytest.MonkeyPatch) 
 
     later = SimpleNamespace(datetime=Later, timezone=dt.timezone)
     monkeypatch.setattr(trusted_metadata_set, "datetime", later)
-    with pytest.raises(RegistryError, match="somebody keeps newer files from you"):
+    with pytest.raises(RegistryError, match="somebody withholds newer files from you"):
         scene.releases(location)
 
 
@@ -312,7 +312,7 @@ def test_a_published_version_that_changes(scene: Scene, tmp_path: Path) -> None:
         assert said in (outcome.refused or ""), said
     (folder / "acme.json").write_bytes(forged(scene, "acme", {honest.path: honest}, 1))
     (outcome,) = accept(scene.operator())
-    assert "is not after version 1" in (outcome.refused or "")
+    assert "is not newer than version 1" in (outcome.refused or "")
 
 
 def test_a_record_that_is_not_true_of_its_wheel(scene: Scene, tmp_path: Path) -> None:
@@ -370,15 +370,15 @@ HARMFUL = {
     "acme_maze/..\\..\\evil.py": "leads out",
     "evil.pth": "whenever Python starts",
     "acme_maze-1.0.0.data/scripts/pip": "files outside of packages",
-    "rollart_core/errors.py": "RollArt's own",
-    ".": "no plain path",
-    "./numpy.py": "no plain path",
+    "rollart_core/errors.py": "reserved for RollArt",
+    ".": "not a plain path",
+    "./numpy.py": "not a plain path",
     ".pth": "whenever Python starts",
     "sitecustomize.py": "whenever Python starts",
     "usercustomize/__init__.py": "whenever Python starts",
-    "numpy.egg-info/PKG-INFO": "of one distribution",
-    "Other-1.DIST-INFO/entry_points.txt": "of one distribution",
-    "other-1.dist-info/entry_points.txt": "of one distribution",
+    "numpy.egg-info/PKG-INFO": "hold one distribution",
+    "Other-1.DIST-INFO/entry_points.txt": "hold one distribution",
+    "other-1.dist-info/entry_points.txt": "hold one distribution",
 }
 
 
@@ -433,12 +433,12 @@ INFO = "acme_maze-1.0.0.dist-info"
 FAULTY: dict[str, tuple[Any, str]] = {
     "a hash of one letter": (
         lambda w: repacked(w, {f"{INFO}/RECORD": b"acme_maze/env.py,sha256=a,9\n"}),
-        "no whole wheel",
+        "not a complete wheel",
     ),
-    "encrypted": (encrypted, "no whole wheel: .*encrypted"),
-    "garbled": (garbled, "no whole wheel: .*decompressing"),
-    "packed another way": (lambda w: repacked(w, {}, zipfile.ZIP_LZMA), "packed as no wheel is"),
-    "not UTF-8": (lambda w: repacked(w, {f"{INFO}/RECORD": b"\xff"}), "no whole wheel"),
+    "encrypted": (encrypted, "not a complete wheel: .*encrypted"),
+    "garbled": (garbled, "not a complete wheel: .*decompressing"),
+    "packed another way": (lambda w: repacked(w, {}, zipfile.ZIP_LZMA), "unsupported compression"),
+    "not UTF-8": (lambda w: repacked(w, {f"{INFO}/RECORD": b"\xff"}), "not a complete wheel"),
     "a manifest with faults": (
         lambda w: make_wheel(w.parent, files={"acme_maze/rollart.yaml": "licence: 7\nx: 1\n"}),
         "rollart.yaml.*; ",
@@ -475,7 +475,7 @@ def test_what_one_owner_hands_in_stops_no_other(scene: Scene, tmp_path: Path, fa
         outcomes = accept(scene.operator(), recheck=lambda w: {} if "able" in w else passing(w))
     refused = {o.owner: o.refused for o in outcomes}
     assert refused["acme"] is None
-    assert f"it waits in {scene.tree.submissions / 'able/able.json'}" in (refused["able"] or "")
+    assert f"it stays in {scene.tree.submissions / 'able/able.json'}" in (refused["able"] or "")
     assert scene.releases() == ["acme-maze 1.0.0", "acme-maze 2.0.0"]
 
 
@@ -497,19 +497,19 @@ def test_entry_points_are_shown_as_python_will_read_them(
 def test_half_a_wheel(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path)
     wheel.write_bytes(wheel.read_bytes()[:-200])
-    with pytest.raises(RegistryError, match="no whole wheel"):
+    with pytest.raises(RegistryError, match="not a complete wheel"):
         read_wheel(wheel)
 
 
 @pytest.mark.parametrize("name", ["evil.whl", "acme_maze-1.0.0.whl", "a b-1-py3-none-any.whl"])
 def test_a_bad_wheel_file_name(name: str, tmp_path: Path) -> None:
-    with pytest.raises(RegistryError, match="no wheel's file name"):
+    with pytest.raises(RegistryError, match="not a wheel file name"):
         read_wheel(make_wheel(tmp_path).rename(tmp_path / name))
 
 
 def test_a_wheel_that_calls_itself_something_else(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path).rename(tmp_path / "acme_other-1.0.0-py3-none-any.whl")
-    with pytest.raises(RegistryError, match="calls itself acme-maze 1"):
+    with pytest.raises(RegistryError, match="is acme-maze 1"):
         read_wheel(wheel)
 
 

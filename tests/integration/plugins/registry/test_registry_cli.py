@@ -1,4 +1,4 @@
-"""``rollart registry`` as people type it: the road of docs/registry.md, and the pages."""
+"""``rollart registry`` as people type it: the road of docs/guides/registry.md, and the pages."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def scene(tmp_path: Path, run: Run) -> Scene:
 
 
 def commands() -> list[str]:
-    """Return what docs/registry.md tells a person to type, in order."""
-    text = (ROOT / "docs/registry.md").read_text("utf-8")
+    """Return what docs/guides/registry.md tells a person to type, in order."""
+    text = (ROOT / "docs/guides/registry.md").read_text("utf-8")
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     return [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
 
@@ -109,7 +109,7 @@ def test_a_new_registry_is_asked_about_and_then_remembered(scene: Scene, run: Ru
     where = f"--registry {scene.tree.path}"
     fingerprint = trust.fingerprint(trust.offered_root(scene.tree.path.as_uri()))
     code, _, err = run("rollart registry search --registry nowhere")
-    assert (code, "half written, or no registry" in err) == (1, True)
+    assert (code, "half written, or not a registry" in err) == (1, True)
     assert run(f"rollart registry search {where} --fingerprint {fingerprint}")[0] == 0
     assert "acme/Maze-v1" in run(f"rollart registry search maze {where}")[1]
     code, _, err = run(f"rollart registry search {where} --fingerprint {'0' * 64}")
@@ -124,7 +124,7 @@ def test_nobody_to_ask(run: Run) -> None:
     assert f"give --fingerprint {fingerprint}" in err
     assert trust.all_trusted() == []
     code, _, err = run("rollart registry search")
-    assert "which registry?" in err
+    assert "no registry given" in err
     assert run(f"rollart registry search --registry ours --fingerprint {fingerprint}")[0] == 0
     assert run("rollart registry search")[:2] == (0, "The registry is empty.\n")
 
@@ -154,7 +154,7 @@ def test_what_is_refused_fails_the_command(scene: Scene, run: Run) -> None:
     code, _, err = run("rollart registry accept registry")
     assert code == 1
     said = (
-        "Refused from acme: acme.json is no TUF metadata: Failed to deserialize JSON; it waits in "
+        "Refused from acme: acme.json is not TUF metadata: Failed to deserialize JSON; it stays in "
     )
     assert err.startswith(f"{said}registry/submissions/acme/acme.json: ")
     wheel = next(scene.tree.targets.rglob("*.whl"))
@@ -165,28 +165,28 @@ def test_what_is_refused_fails_the_command(scene: Scene, run: Run) -> None:
 
 
 MISTAKES = {
-    "info Maze": "is no id",
-    "install acme/Maze-v1@soon": "is no version",
+    "info Maze": "is not an id",
+    "install acme/Maze-v1@soon": "is not a version",
     "info acme/Maze-v2": "has no 'acme/Maze-v2'",
     "search --registry gopher://x": "give a folder or an http(s) URL",
     "publish nothing --key acme.key": "neither a wheel nor a folder",
     "publish dist --key acme.key.pub": "chmod 600",
     "yank acme/Maze-v1 --reason x --key acme.key": "name the version",
-    "yank acme/Maze-v1@1.0.0 --key acme.key": "say why",
+    "yank acme/Maze-v1@1.0.0 --key acme.key": "a yank needs a reason",
     "add-owner registry acme --key acme.key.pub": "taken",
     "add-owner registry webshop --key acme.key.pub": "the name is reserved",
     "add-owner registry toy --key acme.key.pub": "the name is reserved",
     "add-owner registry new --key acme.key": "is a private key",
-    "accept nowhere": "is no registry",
-    "add-owner nowhere new --key acme.key.pub": "is no registry",
+    "accept nowhere": "is not a registry",
+    "add-owner nowhere new --key acme.key.pub": "is not a registry",
     "accept registry --submissions registry": "is the registry itself",
-    "accept registry --submissions nowhere": "nowhere is no folder",
-    "search --registry http://[::1": "is no registry (Invalid IPv6 URL)",
-    "search --registry ~nosuchuser/x": "is no registry (Could not determine home directory",
-    "install acme/Maze-v1 --json": "give --yes too",
-    "refresh nowhere": "nowhere is no registry",
-    "sync --lock acme.key": "is no lock: Invalid JSON",
-    "refresh registry --role everything": "is no role",
+    "accept registry --submissions nowhere": "nowhere is not a folder",
+    "search --registry http://[::1": "is not a registry (Invalid IPv6 URL)",
+    "search --registry ~nosuchuser/x": "is not a registry (Could not determine home directory",
+    "install acme/Maze-v1 --json": "add --yes",
+    "refresh nowhere": "nowhere is not a registry",
+    "sync --lock acme.key": "is not a lock file: Invalid JSON",
+    "refresh registry --role everything": "is not a role",
     "init registry": "exists and is not empty",
     "sync": "cannot read rollart.lock",
     "keygen acme.key": "never overwritten",

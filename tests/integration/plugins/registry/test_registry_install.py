@@ -276,16 +276,16 @@ def test_a_lock_that_was_changed(scene: Scene, tmp_path: Path) -> None:
     empty = fresh(tmp_path / "one")
     (package,) = lock.packages
     attempts = {
-        "is wanted": replace(lock, packages=(replace(package, sha256="0" * 64),)),
+        "is expected": replace(lock, packages=(replace(package, sha256="0" * 64),)),
         "has no acme/other": replace(lock, packages=(replace(package, target="acme/other.whl"),)),
         "another registry": replace(lock, root=replace(lock.root, sha256="0" * 64)),
-        "but it is the registry's": replace(lock, packages=(replace(package, target=None),)),
+        "but it is in the registry": replace(lock, packages=(replace(package, target=None),)),
     }
     for said, changed in attempts.items():
         with pytest.raises(RegistryError, match=said):
             sync(changed, empty)
     path.write_text(json.dumps({"lock_version": 2}))
-    with pytest.raises(RegistryError, match="is no lock: lock_version"):
+    with pytest.raises(RegistryError, match="is not a lock file: lock_version"):
         read_lock(path)
     with pytest.raises(RegistryError, match="rollart registry install"):
         read_lock(tmp_path / "absent.lock")
@@ -333,7 +333,7 @@ def test_verify_a_registry(scene: Scene, tmp_path: Path) -> None:
 
 
 def test_a_python_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(RegistryError, match="cannot be run as a Python"):
+    with pytest.raises(RegistryError, match="cannot be run as Python"):
         TargetInterpreter.at(tmp_path / "no-python")
 
 

@@ -39,16 +39,16 @@ def with_script(folder: Path, script: str, group: str = "console_scripts") -> Pa
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("python", "Python's or RollArt's"),
-        ("python3.11", "Python's or RollArt's"),
-        ("PIP3", "Python's or RollArt's"),
-        ("activate", "Python's or RollArt's"),
-        ("activate.fish", "Python's or RollArt's"),
-        ("python3-config", "Python's or RollArt's"),
-        ("rollart", "Python's or RollArt's"),
-        ("../evil", "no plain file name"),
-        ("a b", "no plain file name"),
-        (".bashrc", "no plain file name"),
+        ("python", "reserved script name"),
+        ("python3.11", "reserved script name"),
+        ("PIP3", "reserved script name"),
+        ("activate", "reserved script name"),
+        ("activate.fish", "reserved script name"),
+        ("python3-config", "reserved script name"),
+        ("rollart", "reserved script name"),
+        ("../evil", "not a plain file name"),
+        ("a b", "not a plain file name"),
+        (".bashrc", "not a plain file name"),
     ],
 )
 def test_a_script_of_pythons_is_refused(script: str, said: str, group: str, tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def another_program(script: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "more": (appended, "runs something else than acme_maze.play:run"),
-    "another function": (another_function, "runs something else than acme_maze.play:run"),
-    "another program": (another_program, "is run by another program than its Python"),
+    "more": (appended, "does not run acme_maze.play:run"),
+    "another function": (another_function, "does not run acme_maze.play:run"),
+    "another program": (another_program, "is not run by the Python of its environment"),
     "no Python": (
         lambda script: script.write_text("#!/bin/sh\necho (\n"),
         "is not what pip writes",
@@ -186,8 +186,8 @@ def test_metadata_in_any_language(tmp_path: Path) -> None:
     assert (wheel.summary, wheel.licence) == ("Ein Irrgarten für Größere 迷宮", "© Ärger")
     for line, said in (
         ("Requires-Dist: größe>=1", "requires 'größe>=1', which cannot be read"),
-        ("Name: größe", "calls itself"),
-        ("Version: ①", "calls itself"),
+        ("Name: größe", "by its METADATA"),
+        ("Version: ①", "by its METADATA"),
     ):
         bad = "\n".join([line, *(x for x in text.splitlines() if x[:4] != line[:4])]) + "\n"
         with pytest.raises(RegistryError, match=said) as refused:
@@ -207,7 +207,7 @@ def test_nothing_is_signed_over_a_wheel_that_was_changed(scene: Scene, tmp_path:
             scene.operator().refresh_targets,
             lambda: scene.add_owner("bolt"),
         ):
-            with pytest.raises(RegistryError, match="put the wheel that was signed back"):
+            with pytest.raises(RegistryError, match="restore the signed wheel"):
                 sign()
         assert scene.tree.role_file("timestamp", 0).read_bytes() == timestamp
         (scene.folder / "bolt.key").unlink()

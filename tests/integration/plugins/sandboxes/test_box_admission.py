@@ -83,9 +83,9 @@ def test_no_room_is_told_with_its_figures(tmp_path: Path) -> None:
                 await way.admit(request(wait_s=0.05), nothing)
             assert caught.value.retryable
             said = str(caught.value)
-            assert "no room for a box within 0.05 s: it needs 1.0 GiB of memory" in said
+            assert "no capacity for a sandbox within 0.05 s: it needs 1.0 GiB of memory" in said
             assert "2.0 GiB available of 10.0 GiB" in said
-            assert "1.0 GiB are promised to boxes; 1 boxes live, 1 of them starting" in said
+            assert "1.0 GiB are reserved for sandboxes; 1 live sandboxes, 1 of them" in said
             assert "rollart sandbox list" in said
         assert not ledger.someone_waits()
         held.close()

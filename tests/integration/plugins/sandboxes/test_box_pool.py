@@ -202,8 +202,8 @@ def test_environments_of_one_kind_share_a_stock_until_the_last_is_closed(wall) -
 @pytest.mark.parametrize(
     ("options", "needs", "error", "said"),
     [
-        ({}, {"ro_binds": ["/no/such"]}, SandboxFailure, "the box is gone.*/no/such"),
-        ({"python": "/no/python"}, {}, SandboxFailure, "the box is gone.*/no/python"),
+        ({}, {"ro_binds": ["/no/such"]}, SandboxFailure, "the sandbox is gone.*/no/such"),
+        ({"python": "/no/python"}, {}, SandboxFailure, "the sandbox is gone.*/no/python"),
         ({}, {"no_such": 1}, ConfigError, "no_such: unknown key"),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_start_that_fails_gives_its_room_back(bubblewrap, options, needs, erro
 
 def test_a_take_that_is_cancelled_gives_its_room_back(wall) -> None:
     async def work() -> None:
-        boxes = sandbox_source(wall, {"max_boxes": 1})
+        boxes = sandbox_source(wall, {"max_sandboxes": 1})
         for delay_s in (0, 0.005, 0.01, 0.02, 0.04, 0.08):  # before, in, and after the start
             taking = asyncio.create_task(boxes.take())
             await asyncio.sleep(delay_s)
@@ -234,7 +234,7 @@ def test_a_take_that_is_cancelled_gives_its_room_back(wall) -> None:
 
 def test_boxes_wait_for_one_another(wall) -> None:
     async def work() -> None:
-        boxes = sandbox_source(wall, {"max_boxes": 2, "wait_s": 110})
+        boxes = sandbox_source(wall, {"max_sandboxes": 2, "wait_s": 110})
         most = 0
 
         async def episode() -> None:
@@ -267,9 +267,10 @@ def owner(
 
 def test_processes_share_the_room_of_the_machine(wall) -> None:
     async def work() -> None:
-        with pytest.raises(SandboxFailure, match="there are 1 boxes, of at most 1"):
-            await sandbox_source(wall, {"max_boxes": 1, "wait_s": 0.2}).take()
-        waiting = asyncio.create_task(sandbox_source(wall, {"max_boxes": 1, "wait_s": 60}).take())
+        with pytest.raises(SandboxFailure, match="there are 1 sandboxes, of at most 1"):
+            await sandbox_source(wall, {"max_sandboxes": 1, "wait_s": 0.2}).take()
+        patient = sandbox_source(wall, {"max_sandboxes": 1, "wait_s": 60})
+        waiting = asyncio.create_task(patient.take())
         await until(LiveSandboxes().someone_waits, "one that waits")
         process.kill()
         box = await waiting  # the room of a process that is gone is free
@@ -284,7 +285,7 @@ def test_processes_share_the_room_of_the_machine(wall) -> None:
 def test_a_warm_stock_makes_room_for_another_process(bubblewrap) -> None:
     async def work() -> None:
         assert len(await live_sandboxes(LiveSandboxes())) == 3
-        boxes = sandbox_source(bubblewrap, {"max_boxes": 2, "wait_s": 60})
+        boxes = sandbox_source(bubblewrap, {"max_sandboxes": 2, "wait_s": 60})
         box = await boxes.take()
         assert not any(r.is_idle for r in await live_sandboxes(LiveSandboxes()))
         await boxes.give_back(box)
@@ -430,7 +431,7 @@ def test_doctor_starts_a_real_box(bubblewrap) -> None:
     assert (done.exit_code, said["works"]) == (0, True)
     (found,) = said["sandboxes"]
     assert found["start_ms"] > 0
-    assert {f["what"]: f["state"] for f in found["findings"]}["a box"] == "ok"
+    assert {f["what"]: f["state"] for f in found["findings"]}["a sandbox"] == "ok"
 
 
 def test_doctor_of_a_machine_without_bubblewrap(monkeypatch) -> None:

@@ -53,7 +53,7 @@ class Episodes:
         self._logs = logs
         self._parts: list[WorkerProcess] = []
         sandbox = {"id": wall, **OPTIONS[wall]}
-        pool = {"warm": 2, "max_boxes": 24, "wait_s": 300}
+        pool = {"warm": 2, "max_sandboxes": 24, "wait_s": 300}
         self.env = EnvRef(ENV, {"sandbox": sandbox, "pool": pool})
         self._book = FunctionRepairEnv(sandbox="bubblewrap")._book
         self._names = self._book.ids("train")

@@ -67,8 +67,8 @@ def test_an_answer_is_json_or_lines_of_json_or_nothing(tmp_path) -> None:
         (b'HTTP/1.0 500 E\r\n\r\n{"message": "no space left"}', "says: no space left", True),
         (b"HTTP/1.0 500 E\r\n\r\n<html>", "says: <html>", True),
         (b"HTTP/1.0 500 E\r\n\r\n", "no reason given", True),
-        (OK + b"{broken", "which is no JSON", True),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "is no Docker engine", False),
+        (OK + b"{broken", "which is not JSON", True),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "is not a Docker engine", False),
         (b"HTTP/1.0 200", "no Docker engine answers", False),
         (b"", "did not answer within 0.2 s", True),
     ],
@@ -94,7 +94,7 @@ def test_no_permission_on_the_socket_says_which_group(monkeypatch) -> None:
 
 @pytest.mark.parametrize("host", ["/var/run/docker.sock", "unix://", "tcp://", "npipe:////./x"])
 def test_an_address_of_another_kind_is_refused(host) -> None:
-    with pytest.raises(SandboxFailure, match="is no address of a Docker engine"):
+    with pytest.raises(SandboxFailure, match="is not an address of a Docker engine"):
         Engine(host)
 
 

@@ -183,7 +183,7 @@ def test_a_call_that_hangs_is_killed_and_others_go_on(
     kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolated, "GRACE_S", 0.2)
-    ref = EnvRef(ODD, {"isolation": isolation(kind, folder, num_seats=1)})
+    ref = EnvRef(ODD, {"isolation": isolation(kind, folder, num_slots=1)})
 
     async def work(worker: EnvWorker) -> None:
         for name in ("a", "b"):
@@ -232,7 +232,7 @@ def test_an_answer_that_comes_late_costs_no_box(
 
 
 def test_a_box_has_so_many_seats_and_so_many_episodes(folder: Path) -> None:
-    given = isolation("venv", folder, num_seats=2, episodes_per_box=3)
+    given = isolation("venv", folder, num_slots=2, episodes_per_sandbox=3)
     envs = [registry.make(ODD, isolation=given) for _ in range(3)]
     try:
         pids = []
@@ -302,11 +302,11 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
         ({"isolation": "dokcer"}, ConfigError, "isolation.kind"),
         ({"isolation": {}}, ConfigError, "isolation.kind"),
         ({"isolation": "venv"}, ConfigError, "one of venv, requires and python"),
-        ({"isolation": {"kind": "venv", "venv": "/nowhere"}}, ConfigError, "no virtual env"),
-        ({"isolation": {"kind": "venv", "python": "pyhton"}}, ConfigError, "is no program"),
+        ({"isolation": {"kind": "venv", "venv": "/nowhere"}}, ConfigError, "not a virtual env"),
+        ({"isolation": {"kind": "venv", "python": "pyhton"}}, ConfigError, "is not a program"),
         ({"isolation": {"kind": "venv", "requires": ["-e ."]}}, ConfigError, "option of pip"),
         ({"isolation": {**venv, "memory_byte": 1}}, ConfigError, "memory_bytes"),
-        ({"isolation": {**venv, "num_seats": 0}}, ConfigError, "isolation.num_seats"),
+        ({"isolation": {**venv, "num_slots": 0}}, ConfigError, "isolation.num_slots"),
         ({"isolation": {"kind": "docker", "requires": ["a"]}}, ConfigError, "in the image"),
         ({"isolation": venv, "colour": "red"}, ConfigError, "colour: unknown key"),
     ]
@@ -314,7 +314,7 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
         with pytest.raises(error, match=message):
             registry.checked_options("environments", ODD, options)
     for env_id, error, message in (
-        ("toy/Sokoban-v1", UnknownIdError, "the box has no RollArt"),
+        ("toy/Sokoban-v1", UnknownIdError, "the sandbox has no RollArt"),
         ("odd_env:Nothing", UnknownIdError, "has no 'Nothing'"),
         ("no_such_module:X", PluginError, "No module named"),
     ):
@@ -359,7 +359,7 @@ def test_a_run_config_is_checked_with_what_its_box_says(folder: Path, tmp_path: 
     assert "env.isolation.ttl_s: 900 s: must be more than twice" in faults(isolation={"ttl_s": 900})
     as_long_as_a_reset = {"pool": {"wait_s": scaled(60)}}
     assert "env.isolation.pool.wait_s: " in faults(isolation=as_long_as_a_reset)
-    assert "env: odd_env:VowelEnv: in its box (" in faults(isolation={"env": {}})
+    assert "env: odd_env:VowelEnv: in its sandbox (" in faults(isolation={"env": {}})
 
 
 def test_a_box_that_lies_about_itself_is_refused() -> None:
@@ -383,9 +383,9 @@ def test_a_box_outside_the_protocol_fails_what_waits(folder: Path) -> None:
     try:
         env.reset()
         box = next(iter(next(iter(isolated._boxes.values()))._starts))
-        future = loop.submit(env._seat.call("step", "sleep 60"))
+        future = loop.submit(env._slot.call("step", "sleep 60"))
         loop.run(_say(box, b"no JSON\n"))
-        with pytest.raises(SandboxFailure, match="outside the protocol"):
+        with pytest.raises(SandboxFailure, match="violates the protocol"):
             future.result(10)
     finally:
         env.close()
@@ -400,8 +400,8 @@ def test_a_box_that_lies_in_open_is_left(
     honest = isolated.EnvSandbox.call
     lies = how != "begin"
 
-    async def call(box: isolated.EnvSandbox, seat: int, call: str, *args: object) -> Any:
-        said = await honest(box, seat, call, *args)
+    async def call(box: isolated.EnvSandbox, slot: int, call: str, *args: object) -> Any:
+        said = await honest(box, slot, call, *args)
         return lie if call == "open" and lies else said
 
     monkeypatch.setattr(isolated.EnvSandbox, "call", call)
@@ -412,16 +412,16 @@ def test_a_box_that_lies_in_open_is_left(
             asyncio.run(open_env(ODD, given))
         else:
             env = registry.make(ODD, **given)
-            loop.run(env._seat._leave())
+            loop.run(env._slot._leave())
             lies = True
             env.reset()
-    assert [b.num_seats for each in isolated._boxes.values() for b in each._starts] == [0]
+    assert [b.num_slots for each in isolated._boxes.values() for b in each._starts] == [0]
 
 
 def test_a_seat_is_left_when_what_stands_for_the_environment_cannot_be_made(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(seat: isolated.EnvSlot) -> None:
+    def broken(slot: isolated.EnvSlot) -> None:
         raise RuntimeError("of all things")
 
     monkeypatch.setattr("rollart_sandboxes.isolation.env.IsolatedEnv", broken)
@@ -430,18 +430,18 @@ def test_a_seat_is_left_when_what_stands_for_the_environment_cannot_be_made(
         registry.make(ODD, **given)
     with pytest.raises(RuntimeError, match="of all things"):
         asyncio.run(open_env(ODD, given))
-    assert [b.num_seats for each in isolated._boxes.values() for b in each._starts] == [0]
+    assert [b.num_slots for each in isolated._boxes.values() for b in each._starts] == [0]
 
 
 def test_an_answer_that_is_no_json_is_an_error_of_its_call(folder: Path) -> None:
     env = make("venv", folder)
     try:
         env.reset()
-        assert loop.submit(env._seat.call("num_tasks", "scalar")).result(scaled(60)) == 7
+        assert loop.submit(env._slot.call("num_tasks", "scalar")).result(scaled(60)) == 7
         with pytest.raises(EnvironmentFailure, match="tolist"):
-            loop.submit(env._seat.call("num_tasks", "odd")).result(scaled(60))
-        with pytest.raises(EnvironmentFailure, match="Mute: it cannot say what is wrong"):
-            loop.submit(env._seat.call("step", "unspeakable")).result(scaled(60))
+            loop.submit(env._slot.call("num_tasks", "odd")).result(scaled(60))
+        with pytest.raises(EnvironmentFailure, match="Mute: its message cannot be read"):
+            loop.submit(env._slot.call("step", "unspeakable")).result(scaled(60))
         assert env.step("turn")[0] == "2"
     finally:
         env.close()
@@ -449,11 +449,11 @@ def test_an_answer_that_is_no_json_is_an_error_of_its_call(folder: Path) -> None
 
 def test_a_box_that_is_about_to_close_is_not_closed_under_who_sits_down(folder: Path) -> None:
     env = make("venv", folder)
-    seat = env._seat
+    slot = env._slot
 
     async def look_then_lend() -> None:
-        boxes, box = seat._boxes, seat._box
-        await seat._leave()
+        boxes, box = slot._boxes, slot._box
+        await slot._leave()
         boxes._look(box, box.num_opened)
         assert await boxes.lend() is box
         await asyncio.sleep(0.05)
@@ -560,12 +560,12 @@ def test_an_image_is_built_and_an_environment_runs_in_it(tmp_path: Path) -> None
             assert env.reset()[0].startswith("odd")
         finally:
             env.close()
-        with pytest.raises(UnknownIdError, match="the box has no RollArt"):
+        with pytest.raises(UnknownIdError, match="the sandbox has no RollArt"):
             registry.env_spec(BUILT, {"isolation": "docker"})
     finally:
         subprocess.run(["docker", "rmi", "-f", *tags], capture_output=True, check=True)
     with pytest.raises(PluginError, match=f"`rollart build {BUILT}` makes the image"):
-        registry.env_spec(BUILT, {"isolation": {"kind": "docker", "num_seats": 2}})
+        registry.env_spec(BUILT, {"isolation": {"kind": "docker", "num_slots": 2}})
 
 
 @pytest.mark.docker
@@ -628,7 +628,7 @@ def config(env: dict[str, Any], runs: Path, step_s: float = 60.0) -> str:
 def test_a_run_trains_on_an_environment_in_boxes(kind: str, folder: Path, tmp_path: Path) -> None:
     # Six of eight tasks can be trained on: eight groups of one after the other meet all of them.
     given = {"trouble": {"0": "exit 3", "3": "sleep 600"}}
-    env = {"id": "odd_env:VowelEnv", **given, "isolation": isolation(kind, folder, num_seats=2)}
+    env = {"id": "odd_env:VowelEnv", **given, "isolation": isolation(kind, folder, num_slots=2)}
     path = tmp_path / "run.yaml"
     path.write_text(config(env, tmp_path / "runs", step_s=scaled(4)))
     run = start_program("run", str(path), "--json")

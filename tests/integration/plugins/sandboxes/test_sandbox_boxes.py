@@ -210,7 +210,7 @@ def test_files_that_cannot_be_had(wall) -> None:
 def test_a_file_with_more_in_it_than_its_size_says_is_refused(wall) -> None:
     async def main() -> None:
         async with opened(wall, file_bytes=100) as box:
-            with pytest.raises(OSError, match=r"larger than 100 bytes|outside the box"):
+            with pytest.raises(OSError, match=r"larger than 100 bytes|outside the sandbox"):
                 await box.read_file("/proc/cpuinfo")
             await box.write_file("kept", b"x" * 100)
             assert await box.read_file("kept") == b"x" * 100
@@ -309,9 +309,9 @@ def test_an_agent_that_dies_is_a_typed_failure_and_leaves_nothing(wall, scratch)
         while (await box.exec(["test", "-s", "pid"], timeout_s=30)).exit_code:
             pass
         os.kill(box.agent_pid, signal.SIGKILL)
-        with pytest.raises(SandboxFailure, match="the box is gone"):
+        with pytest.raises(SandboxFailure, match="the sandbox is gone"):
             await running
-        with pytest.raises(SandboxFailure, match="the box is gone"):
+        with pytest.raises(SandboxFailure, match="the sandbox is gone"):
             await box.read_file("pid")
         await box.close()
         await box.close()
@@ -325,7 +325,7 @@ def test_an_agent_that_dies_is_a_typed_failure_and_leaves_nothing(wall, scratch)
 def test_a_box_ends_when_its_time_is_over(wall, scratch) -> None:
     async def main() -> None:
         async with opened(wall, ttl_s=0.5) as box:
-            with pytest.raises(SandboxFailure, match="the box is gone"):
+            with pytest.raises(SandboxFailure, match="the sandbox is gone"):
                 await box.exec(["sleep", "1000"], timeout_s=1000)
 
     asyncio.run(main())
@@ -346,9 +346,9 @@ def test_file_transfer_stays_in_the_folder_of_a_process_box(tmp_path, path) -> N
     async def main() -> None:
         async with opened("process") as box:
             os.symlink(outside, Path(box.root, "link"))
-            with pytest.raises(PermissionError, match="outside the box"):
+            with pytest.raises(PermissionError, match="outside the sandbox"):
                 await box.read_file(path)
-            with pytest.raises(PermissionError, match="outside the box"):
+            with pytest.raises(PermissionError, match="outside the sandbox"):
                 await box.write_file(path, b"spoilt")
             assert stat.S_IMODE(os.stat(box.root).st_mode) == 0o700
 

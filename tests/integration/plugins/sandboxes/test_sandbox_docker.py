@@ -124,7 +124,7 @@ def test_a_container_that_dies_in_an_episode_fails_its_calls_and_says_so() -> No
             await container.remove(Engine(), box.name)
             for call in (running, box.exec(["true"], timeout_s=WITHIN_S)):
                 with pytest.raises(
-                    SandboxFailure, match=r"box is gone.*; its container is"
+                    SandboxFailure, match=r"sandbox is gone.*; its container is"
                 ) as raised:
                     await call
                 assert raised.value.retryable
@@ -176,12 +176,12 @@ def test_a_writable_root_is_the_boxs_own_and_in_its_snapshots(tmp_path) -> None:
     ("options", "said"),
     [
         ({"image": "rollart-no-such-image"}, "there is no image 'rollart-no-such-image'"),
-        ({"image": "Not A Name"}, "is no name of an image"),
-        ({"python": "/usr/bin/no-python"}, "has no /usr/bin/no-python: take an image with Python"),
+        ({"image": "Not A Name"}, "is not a valid name of an image"),
+        ({"python": "/usr/bin/no-python"}, "has no /usr/bin/no-python: use an image with Python"),
         ({"runtime": "no-runsc"}, "no runtime 'no-runsc': install it"),
         ({"ro_binds": ["/no-such-folder"]}, "does not exist: /no-such-folder"),
         ({"host": "unix:///no-such.sock"}, "no Docker engine answers at unix:///no-such.sock"),
-        ({"host": "ssh://somewhere"}, "is no address of a Docker engine"),
+        ({"host": "ssh://somewhere"}, "is not an address of a Docker engine"),
     ],
 )
 def test_what_cannot_be_had_is_said_in_one_line_and_not_tried_again(options, said) -> None:
@@ -292,7 +292,7 @@ def test_removing_is_for_containers_of_ours_alone_and_may_be_repeated() -> None:
         assert await DockerSandbox.remove({"container": [noted("rollart-gone")]}) == []
         assert await DockerSandbox.remove({"container": ["unix:///no.sock rollart-x"]}) == []
         (fault,) = await DockerSandbox.remove({"container": [noted("somebody-elses")]})
-        assert "not a container of ours" in fault
+        assert "not a container of RollArt" in fault
 
     asyncio.run(main())
 
@@ -528,10 +528,10 @@ def test_an_engine_that_hangs_or_dies_is_a_typed_failure_and_hangs_nothing(
             assert agent is not None
             started[-1].kill()
             for call in (running, writing):
-                with pytest.raises(SandboxFailure, match="box is gone; no Docker engine") as raised:
+                with pytest.raises(SandboxFailure, match="gone; no Docker engine") as raised:
                     await call
                 assert raised.value.retryable
-            with pytest.raises(SandboxFailure, match="the box is gone"):
+            with pytest.raises(SandboxFailure, match="the sandbox is gone"):
                 await box.exec(["true"], timeout_s=WITHIN_S)
             await box.close()
             with pytest.raises(SandboxFailure, match="no Docker engine answers") as raised:

@@ -128,10 +128,10 @@ def test_a_name_that_is_allowed_is_reached_and_others_are_not(wall, names) -> No
                 assert f"Host: www.pypi.test:{port}\r\n".encode() in heads[0]
                 for name in ("evil.test", "pypi.test", "127.0.0.1.pypi.test.evil.test"):
                     said = await fetch(box, f"http://{name}:{port}/")
-                    assert said.startswith(f"403 rollart: the box may not reach {name}:{port}")
+                    assert said.startswith(f"403 rollart: the sandbox may not reach {name}:{port}")
                     assert f"it may reach: *.pypi.test:{port}, files.test:{port}" in said
                 tunnel = await fetch(box, "https://evil.test/")
-                assert "Tunnel connection failed: 403 the box may not reach evil.test:443" in tunnel
+                assert "connection failed: 403 the sandbox may not reach evil.test:443" in tunnel
                 assert "403" in await fetch(box, "http://www.pypi.test/")  # another port
                 said = await fetch(box, f"http://files.test:{port}/")
                 assert said == (
@@ -148,8 +148,8 @@ def test_a_name_that_leads_to_a_private_address_is_not_followed(wall, names) -> 
             for private in ("127.0.0.1", "::ffff:127.0.0.1", "::1", "169.254.169.254"):
                 names["pypi.test"] = [private]
                 said = await fetch(box, f"http://pypi.test:{port}/")
-                assert said.startswith(f"403 rollart: the box may not reach pypi.test:{port}")
-                assert said.endswith("its address is not a public one")
+                assert said.startswith(f"403 rollart: the sandbox may not reach pypi.test:{port}")
+                assert said.endswith("its address is not public")
             assert heads == []
 
     asyncio.run(main())
@@ -171,7 +171,7 @@ def test_an_address_can_be_allowed_and_tunnels_carry_anything(wall) -> None:
             assert head == b"HTTP/1.1 200 Connection established"
             assert echoed == body
             other = await talk(box, b"CONNECT 127.0.0.1:1 HTTP/1.1\r\n\r\n")
-            assert other.startswith(b"HTTP/1.1 403 the box may not reach 127.0.0.1:1")
+            assert other.startswith(b"HTTP/1.1 403 the sandbox may not reach 127.0.0.1:1")
 
     asyncio.run(main())
 

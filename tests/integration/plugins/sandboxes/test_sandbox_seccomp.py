@@ -183,7 +183,7 @@ def test_another_machine_type_is_refused_in_one_line(monkeypatch) -> None:
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="riscv64"))
     bubblewrap.system_calls.cache_clear()
     try:
-        with pytest.raises(SandboxFailure, match="riscv64: take the sandbox docker") as raised:
+        with pytest.raises(SandboxFailure, match="riscv64: use the sandbox docker") as raised:
             run(["true"])
         assert not raised.value.retryable
     finally:

@@ -94,20 +94,20 @@ BODY = wire.answer_bytes(WireAnswer("key", ("t0",), (RewardResult(0.5),)))
 @pytest.mark.parametrize(
     ("status", "body", "again", "says"),
     [
-        (200, b"<html>oops", True, "is no JSON"),
+        (200, b"<html>oops", True, "is not valid JSON"),
         (200, b'{"version":2}', True, "'key' is missing"),
         (200, b'{"version":1}', True, "version 1, not 2"),
-        (200, BODY, True, "'key' is that of another call"),
+        (200, BODY, True, "'key' belongs to another call"),
         (200, b"[]", True, "is a list, not an object"),
-        (200, BODY.replace(b"0.5", b"NaN"), True, "NaN is no JSON"),
+        (200, BODY.replace(b"0.5", b"NaN"), True, "NaN is not valid JSON"),
         (404, b"", False, "status 404: there is no function at this URL"),
-        (401, b"", False, "refuses the token"),
-        (413, b"", False, "too large for it"),
-        (418, b"teapot", False, "status 418: it answers"),
+        (401, b"", False, "rejects the token"),
+        (413, b"", False, "above its size limit"),
+        (418, b"teapot", False, "status 418: it returned"),
         (429, b"", True, "it is overloaded"),
         (429, b'{"error": {"message": "slow down"}}', True, "it is overloaded"),
-        (403, b'{"error": {"message": "no", "code": 403}}', False, "refuses the token"),
-        (500, b"Traceback", True, "status 500: it answers"),
+        (403, b'{"error": {"message": "no", "code": 403}}', False, "rejects the token"),
+        (500, b"Traceback", True, "status 500: it returned"),
         (503, b"", True, "status 503"),
         (302, b"", False, "status 302"),
     ],
@@ -172,7 +172,7 @@ def test_an_answer_without_end_is_cut_off() -> None:
             return web.Response(body=b"x" * 100_000)
 
         async with http(answering(handler), max_answer_bytes=4096) as made:
-            assert "above 4096 bytes" in str(await failure(made))
+            assert "larger than 4096 bytes" in str(await failure(made))
 
     asyncio.run(main())
 
@@ -198,7 +198,7 @@ def test_a_function_that_hangs_is_late() -> None:
     [
         (
             lambda: served("rollart/EnvReturn-v1"),
-            "it serves rollart/EnvReturn-v1, not support.marks_reward",
+            "the function serves rollart/EnvReturn-v1, not support.marks_reward",
         ),
         (lambda: served(limit=3), "with other options"),
     ],
@@ -246,7 +246,7 @@ def test_the_token_is_wanted_and_goes_nowhere_else(monkeypatch: pytest.MonkeyPat
             assert "[secret]" in str(error)
             holds = replace(example_request(), context={"a": f"x{TOKEN}x"})
             error = await failure(made, holds)
-            assert "holds its own token" in str(error)
+            assert "contains its own token" in str(error)
             assert not error.again
 
     asyncio.run(main())
@@ -289,11 +289,11 @@ def test_large_calls_go_in_pieces_and_what_is_too_large_fails_alone() -> None:
             answer = await made.invoke(call(*given))
             failed = [n for n, r in enumerate(answer.results) if not isinstance(r, RewardResult)]
             assert failed == [7]
-            assert "takes 0.0 MB" in str(answer.results[7])
+            assert "the limit of http is 0.0 MB" in str(answer.results[7])
             assert answer.cost.num_invocations == len(seen) > 1
             assert max(seen) <= 8192
             whole = RewardCall(tuple(given), "key", 5.0, group=True)
-            with pytest.raises(BackendFailure, match="takes"):
+            with pytest.raises(BackendFailure, match="the limit of http"):
                 await made.invoke(whole)
 
     asyncio.run(main())
@@ -328,7 +328,7 @@ def test_no_reward_is_wrong_with_a_server_that_reorders_its_results() -> None:
         ]
         garbage = [one for one in results if isinstance(one, BackendFailure)]
         assert (sum(right), len(garbage)) == (100, 100)
-        assert all("in the place of" in str(one) and one.again for one in garbage)
+        assert all("instead of" in str(one) and one.again for one in garbage)
 
     asyncio.run(main())
 
@@ -379,8 +379,8 @@ async def pool(ref: RewardRef = REF, **options: Any) -> AsyncIterator[PoolBacken
     ("options", "more", "says"),
     [
         ({}, {"sandbox": "bubblewrp"}, "bubblewrp"),
-        ({}, {"sandbox": "process"}, "a worker cannot start"),
-        ({"limit": lambda: 20}, {}, "a worker cannot start: .*pickle"),
+        ({}, {"sandbox": "process"}, "a worker could not start"),
+        ({"limit": lambda: 20}, {}, "a worker could not start: .*pickle"),
     ],
 )
 def test_a_mistake_in_the_options_hangs_nobody(
@@ -469,7 +469,7 @@ def test_a_reward_that_cannot_be_made_is_a_mistake_of_the_config(
                 assert not caught.value.again
         async with pool(RewardRef(MARKS, {"key_env": "ITS_KEY"})) as made:
             holds = replace(example_request(), context={"reference": "kept-to-myself"})
-            with pytest.raises(RewardFailure, match="holds its own token or key"):
+            with pytest.raises(RewardFailure, match="contains its own token or key"):
                 await made.invoke(call(holds))
 
     asyncio.run(main())

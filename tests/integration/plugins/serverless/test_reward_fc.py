@@ -37,8 +37,8 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("status", "headers", "body", "again", "says"),
     [
-        (404, {}, {"Code": "FunctionNotFound", "Message": "gone"}, False, "no such function"),
-        (403, {}, {"Code": "AccessDenied", "Message": "who?"}, False, "the access key is wrong"),
+        (404, {}, {"Code": "FunctionNotFound", "Message": "gone"}, False, "does not exist"),
+        (403, {}, {"Code": "AccessDenied", "Message": "who?"}, False, "the access key is invalid"),
         (429, {}, {"Code": "ResourceThrottled", "Message": "slow down"}, True, "ResourceThrottled"),
         (500, {}, {"Code": "InternalServerError", "Message": "oops"}, True, "InternalServerError"),
         (
@@ -48,7 +48,7 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
             True,
             "scores: FunctionUnhandledError: it raised",
         ),
-        (200, {}, {"hello": "world"}, True, "of the wrong shape"),
+        (200, {}, {"hello": "world"}, True, "has the wrong format"),
     ],
 )
 def test_what_function_compute_may_say(

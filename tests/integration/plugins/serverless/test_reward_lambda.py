@@ -55,7 +55,7 @@ async def failure(made: LambdaBackend, *requests: RewardRequest) -> BackendFailu
         ("odd_lambda.raises", "the function failed: LookupError: nobody home"),
         ("odd_lambda.ends", "Runtime.ExitError: .* exit status 7"),
         ("odd_lambda.sleeps", r"Task timed out after 3\.00 seconds"),
-        ("odd_lambda.babbles", "of the wrong shape: version None, not 2"),
+        ("odd_lambda.babbles", "has the wrong format: version None, not 2"),
         ("odd_lambda.missing", "Runtime.HandlerNotFound"),
         ("no_such_module.handler", "Runtime.ImportModuleError"),
     ],
@@ -106,7 +106,7 @@ def test_what_lambda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with HeldLambda(FunctionSettings(MARKS, concurrency=1)) as local:
             made = backend(local, function="none")
-            with pytest.raises(ConfigError, match=r"on lambda: none: .* there is no such function"):
+            with pytest.raises(ConfigError, match=r"on lambda: none: .* does not exist"):
                 await made.open()
             assert not (await failure(made)).again
             made = LambdaBackend(
@@ -136,7 +136,7 @@ def test_what_lambda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
             monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
             error = await failure(backend(local))
-            assert "finds no AWS credentials" in str(error)
+            assert "found no AWS credentials" in str(error)
             assert not error.again
 
     asyncio.run(main())

@@ -71,7 +71,7 @@ def test_it_serves_until_it_is_told_to_end() -> None:
     [
         (["env-retrun"], "Did you mean 'env-return'?"),
         (["env-return", "weight=1"], "weight: unknown key"),
-        (["env-return", "--host", "0.0.0.0"], "put one into ROLLART_REWARD_TOKEN"),
+        (["env-return", "--host", "0.0.0.0"], "set ROLLART_REWARD_TOKEN"),
         (["env-return", "--port", "1"], "cannot listen on 127.0.0.1:1"),
     ],
 )

@@ -116,7 +116,7 @@ def test_what_cannot_be_drawn_says_so(
     run_dir: Path, tmp_path: Path, rollart: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Journal(tmp_path, CONFIG).close()
-    assert "has no train_step on record" in rollart("plot", str(tmp_path))[2]
+    assert "has no recorded train_step" in rollart("plot", str(tmp_path))[2]
     code, _, err = rollart("plot", str(run_dir), "--out", str(tmp_path / "x.gif"))
     assert (code, ".png, .svg, .pdf" in err) == (1, True)
     assert "no run directory" in rollart("plot", str(tmp_path / "nothing"))[2]
@@ -183,7 +183,7 @@ def test_sharegpt_takes_turns(run_dir: Path, tmp_path: Path) -> None:
 def test_nothing_is_written_over_and_nothing_is_left_half(run_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.jsonl"
     out.write_text("mine")
-    with pytest.raises(UserError, match="there is such a file"):
+    with pytest.raises(UserError, match="the file exists"):
         export([run_dir], "jsonl", out, Filters())
     assert out.read_text() == "mine"
     empty = tmp_path / "empty"

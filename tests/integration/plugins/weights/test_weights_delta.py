@@ -231,10 +231,10 @@ def test_what_another_channel_published_is_no_delta(tmp_path):
     ("over", "said"),
     [
         ("nothing", "nothing"),
-        ("delta", "names the delta channel itself"),
+        ("delta", "is the delta channel itself"),
         ({"id": "disk", "keep": 3}, "over.keep has no effect"),
         ({"id": "disk", "bucket": 3}, "bucket"),
-        ({"backend": "gloo"}, "over needs an id"),
+        ({"backend": "gloo"}, "over requires an id"),
     ],
 )
 def test_what_cannot_carry_it_is_refused(tmp_path, over, said):

@@ -116,7 +116,7 @@ def load_config_again(folder, run):
     ("weights", "said"),
     [
         ({"id": "delta", "over": "colective"}, r"weights.*over.*Did you mean 'collective'"),
-        ({"id": "delta", "over": "delta"}, "names the delta channel itself"),
+        ({"id": "delta", "over": "delta"}, "is the delta channel itself"),
         ({"id": "collective", "backend": "mpi"}, r"weights\.backend"),
         ({"id": "disk", "bucket_bytes": 0}, r"weights\.bucket_bytes"),
     ],

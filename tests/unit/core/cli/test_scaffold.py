@@ -56,7 +56,7 @@ def test_an_id_of_ones_own_gives_the_classes_their_name() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("Acme Maze", "small letters, digits and hyphens, beginning with a letter, such as 'acme-"),
+        ("Acme Maze", "small letters, digits and hyphens, starting with a letter, such as 'acme-"),
         ("AcmeMaze", "such as 'acme-maze'"),
         ("2048", "such as 'acme-maze'"),
         ("acme--maze", "such as 'acme-maze'"),
@@ -65,13 +65,13 @@ def test_an_id_of_ones_own_gives_the_classes_their_name() -> None:
         ("", "such as 'acme-maze'"),
         ("a" * 33, "at most 32"),
         ("class", "is a Python keyword: try 'my-class'"),
-        ("json", "is a module of Python's own: try 'my-json'"),
-        ("runs", "git and the build of a wheel leave out: try 'my-runs'"),
-        ("rollart", "are RollArt's own"),
-        ("rollart-maze", "are RollArt's own"),
-        ("rollart_envs", "are RollArt's own"),
-        ("webshop-better", "the namespace 'webshop' is RollArt's own"),
-        ("toy-maze", "the namespace 'toy' is RollArt's own"),
+        ("json", "is a module of Python: try 'my-json'"),
+        ("runs", "git and the build of a wheel exclude: try 'my-runs'"),
+        ("rollart", "are reserved"),
+        ("rollart-maze", "are reserved"),
+        ("rollart_envs", "are reserved"),
+        ("webshop-better", "the namespace 'webshop' is reserved"),
+        ("toy-maze", "the namespace 'toy' is reserved"),
         ("swe-bench", "my-team/Bench-v1"),
     ],
 )
@@ -107,17 +107,17 @@ def test_no_package_is_called_what_its_own_git_or_wheel_leaves_out(kind: names.K
 
 @pytest.mark.parametrize("plugin_id", ["rollart/Maze-v1", "rollart-x/Maze-v1", "toy/Maze-v1"])
 def test_an_id_in_a_namespace_of_rollart(plugin_id: str) -> None:
-    with pytest.raises(UserError, match="is RollArt's own: give another with --id"):
+    with pytest.raises(UserError, match="is reserved: give another with --id"):
         names.name_package("env", "acme-maze", plugin_id)
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("numpy", "distribution 'numpy' is installed already"),
+        ("numpy", "distribution 'numpy' is already installed"),
         ("prompt_toolkit2", None),
-        ("typing_extensions", "distribution 'typing-extensions' is installed already"),
-        ("yaml", "there is a module 'yaml' already"),
+        ("typing_extensions", "distribution 'typing-extensions' is already installed"),
+        ("yaml", "a module 'yaml' already exists"),
     ],
 )
 def test_what_is_installed_is_taken(given: str, reason: str | None) -> None:
@@ -151,7 +151,7 @@ def test_an_id_or_alias_that_is_registered_is_taken(spec: EnvSpec) -> None:
 def test_what_exists_is_never_written_over(tmp_path: Path) -> None:
     name = names.name_package("env", "acme-maze")
     (tmp_path / "acme-maze").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="exists and is never written over"):
+    with pytest.raises(UserError, match="exists and is never overwritten"):
         render.render(name, WORDING, tmp_path)
     with pytest.raises(UserError, match="there is no folder"):
         render.render(name, WORDING, tmp_path / "none")

@@ -69,7 +69,7 @@ def test_a_divisor_that_shrinks_is_warned_of():
     config = config_of({"id": "grpo", "zero_advantage": "drop"})
     (line,) = algorithm_warnings(config, "grpo")
     assert line.startswith("algorithm.zero_advantage: drop divides the loss")
-    assert "the divisor shrinks as learning goes on" in line
+    assert "the divisor shrinks during training" in line
     assert algorithm_warnings(config_of("grpo"), "grpo") == []
     assert algorithm_warnings(config_of("sft"), "sft") == []
 

@@ -27,12 +27,12 @@ def problems(*overrides: str, env: object = "webshop") -> list[str]:
     [
         (
             ("checkpoint.keep_best=validation/success",),
-            "checkpoint.keep_best: validation/success is measured by validations, and there are "
+            "checkpoint.keep_best: validation/success needs validations, and there are "
             "none: set evaluation.every_batches, such as 50, or remove checkpoint.keep_best",
         ),
         (
             ("stop.when={metric: validation/score}",),
-            "stop.when: validation/score is measured by validations, and there are none: set "
+            "stop.when: validation/score needs validations, and there are none: set "
             "evaluation.every_batches, such as 50, or remove stop.when",
         ),
         (
@@ -42,13 +42,13 @@ def problems(*overrides: str, env: object = "webshop") -> list[str]:
         ),
         (
             (*ON, "evaluation.validation_split=test"),
-            "evaluation.validation_split: 'test' is evaluation.split too, and validation tasks "
-            "must be of no other use: name a split of their own, or remove it, and tasks are taken "
-            "out of rollout.split",
+            "evaluation.validation_split: 'test' is also evaluation.split, and validation tasks "
+            "must have no other use: use another split, or remove it to hold tasks out of "
+            "rollout.split",
         ),
         (
             (*ON, "stop.when={metric: validation/success, value: 95}"),
-            "stop.when.value: 95 is no share of successes: it must be above 0 and at most 1",
+            "stop.when.value: 95 is not a share of successes: it must be above 0 and at most 1",
         ),
         (
             (*ON, "checkpoint.keep_best=train/loss"),
@@ -57,8 +57,8 @@ def problems(*overrides: str, env: object = "webshop") -> list[str]:
         ),
         (
             ("stop={when: {metric: validation/score}}",),
-            "stop: stop needs batches or wall_s, or the run never ends: stop.when may never come "
-            "true, and one of them is its upper limit",
+            "stop: stop needs batches or wall_s; without them the run never ends: stop.when may "
+            "never be met, so it needs one of them as an upper limit",
         ),
     ],
 )
@@ -70,14 +70,14 @@ def test_what_does_not_go_together_is_refused(overrides: tuple[str, ...], wanted
 def test_the_split_of_training_or_of_the_warm_start_is_no_validation_split(split: str) -> None:
     keys = (*ON, f"evaluation.validation_split={split}", "warm_start.lr=1e-3")
     key = {"train": "rollout.split", "warm": "warm_start.check_split"}[split]
-    assert f"{split!r} is {key} too" in problems(*keys)[0]
+    assert f"{split!r} is also {key}" in problems(*keys)[0]
 
 
 def test_each_environment_of_several_has_its_own_splits() -> None:
     sokoban = {"id": "sokoban", "run": {"split": "easy", "validation_split": "easy"}}
     found = problems(*ON, env=["frozenlake", sokoban])
     assert len(found) == 1
-    assert found[0].startswith("env.1.run.validation_split: 'easy' is rollout.split of env.1 too")
+    assert found[0].startswith("env.1.run.validation_split: 'easy' is also rollout.split of env.1")
     idle = {"id": "sokoban", "run": {"validation_split": "hard"}}
     assert "has no effect without evaluation.every_batches" in problems(env=["frozenlake", idle])[0]
     few = problems(*ON, "evaluation.validation_tasks=1", env=["frozenlake", "sokoban"])

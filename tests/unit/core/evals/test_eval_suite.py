@@ -45,13 +45,13 @@ def test_settings_of_a_suite_reach_into_its_environments():
     [
         ({"taks": 3}, [], "taks: unknown key. Did you mean 'tasks'?"),
         ({"envs": []}, [], "envs: "),
-        ({"envs": [{"id": "a"}, {"id": "a"}]}, [], "two are called 'a'"),
+        ({"envs": [{"id": "a"}, {"id": "a"}]}, [], "two have the name 'a'"),
         ({"envs": [{"id": "a", "size": 3}]}, [], r"envs\.0\.size: unknown key"),
         ({"run": {"seed": 1}}, [], r"run\.seed: has no effect in a suite"),
-        ({}, ["evaluation.tasks=3"], "has no effect with a suite; say tasks="),
+        ({}, ["evaluation.tasks=3"], "has no effect with a suite; use tasks="),
         ({}, ["tasks=0"], "tasks: "),
         ({}, ["task=2"], "command line: task: unknown key. Did you mean 'tasks'?"),
-        ({}, ["zork=2"], "command line: zork: unknown key. A suite has suite, seed, "),
+        ({}, ["zork=2"], "command line: zork: unknown key. Keys of a suite: suite, seed, "),
     ],
 )
 def test_what_a_suite_cannot_mean_is_refused(more, settings, says):

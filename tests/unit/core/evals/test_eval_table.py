@@ -96,7 +96,7 @@ def test_two_figures_never_share_a_place(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [('{"ok": true}', "says nothing of held-out tasks"), ("{", "cannot be read")],
+    [('{"ok": true}', "has no results on held-out tasks"), ("{", "cannot be read")],
 )
 def test_what_is_no_report_is_refused(tmp_path, content, says):
     (tmp_path / "report.json").write_text(content)

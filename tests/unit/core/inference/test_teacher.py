@@ -70,7 +70,7 @@ def test_a_failed_episode_is_not_judged():
     ("trouble", "said"),
     [
         (InferenceFailure("no room"), "no room"),
-        ([-1.0], "answered 1 logprobs"),
+        ([-1.0], "returned 1 logprobs"),
         ([-1.0, float("nan"), -1.0, -1.0, -1.0, -1.0], "not finite"),
     ],
 )

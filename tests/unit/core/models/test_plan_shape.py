@@ -86,17 +86,17 @@ def test_a_config_may_say_the_shape_of_a_model_that_is_not_here(tmp_path):
     here = path.model_copy(update={"path": str(tmp_path)})
     assert shape_of(here) == of_config(QWEN3_8B, 2.0)
     wrong = said.model_copy(update={"num_kv_heads": 4})
-    with pytest.raises(ConfigError, match=r"num_kv_heads is 4, and .*config.json says 8"):
+    with pytest.raises(ConfigError, match=r"num_kv_heads is 4, but .*config.json has 8"):
         shape_of(here.model_copy(update={"shape": wrong}))
     wrong = said.model_copy(update={"num_params": 7_000_000_000})
-    with pytest.raises(ConfigError, match=r"num_params is 7,000,000,000, and"):
+    with pytest.raises(ConfigError, match=r"num_params is 7,000,000,000, but"):
         shape_of(here.model_copy(update={"shape": wrong}))
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"num_experts": 8}, "needs all of"),
+        ({"num_experts": 8}, "needs num_active_params"),
         ({"num_experts": 8, "experts_per_token": 8, "num_active_params": 5}, "must be below"),
         ({"num_experts": 8, "experts_per_token": 2, "num_active_params": 500}, "cannot be above"),
         ({"num_outer_params": 100}, "must be below num_params"),

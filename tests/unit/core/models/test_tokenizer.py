@@ -50,13 +50,13 @@ def test_bad_paths_are_told_in_one_line(tmp_path):
     file.write_text("x")
     backend = train_tokenizer(TEXTS, 300).to_str()
     cases = {
-        tmp_path: "no model folder",
-        file: "no model folder",
+        tmp_path: "not a model folder",
+        file: "not a model folder",
         tmp_path / "none": "there is no folder",
         write_tokenizer(_made(tmp_path / "a"), "{}", CHATML, "<|end|>"): "tokenizer.json",
         write_tokenizer(_made(tmp_path / "b"), backend, None, "<|end|>"): "no chat template",
-        write_tokenizer(_made(tmp_path / "c"), backend, "{% if %}", "<|end|>"): "no Jinja template",
-        write_tokenizer(_made(tmp_path / "d"), backend, CHATML, "<|nope|>"): "names no eos_token",
+        write_tokenizer(_made(tmp_path / "c"), backend, "{% if %}", "<|end|>"): "not a valid Jinja",
+        write_tokenizer(_made(tmp_path / "d"), backend, CHATML, "<|nope|>"): "has no eos_token",
     }
     for path, message in cases.items():
         with pytest.raises(ConfigError, match=message) as caught:

@@ -128,7 +128,7 @@ def test_a_manifest_that_cannot_be_read(text: str, reason: str) -> None:
 
 def test_a_newer_contract_is_told_before_its_unknown_keys() -> None:
     (only,) = faults("contract_version: 99\nlicence: MIT\nportals: []\n")
-    assert only.startswith("contract version 99, this RollArt speaks 1 and 2: upgrade rollart")
+    assert only.startswith("contract version 99, this RollArt supports 1 and 2: upgrade rollart")
 
 
 def test_a_wheel_is_read_without_importing_it(tmp_path: Path) -> None:
@@ -208,4 +208,4 @@ def test_a_fault_in_a_manifest_breaks_its_plugin_and_nothing_else(package: Path)
     assert str(broken.broken).endswith("max_turn: unknown key. Did you mean 'max_turns'?")
     package.joinpath("rollart.yaml").unlink()
     (broken,) = plugins.load().broken
-    assert "package 'manifest_maze' holds no rollart.yaml" in str(broken.broken)
+    assert "package 'manifest_maze' has no rollart.yaml" in str(broken.broken)

@@ -66,10 +66,10 @@ def test_one_version_back_is_spoken() -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (3, "speaks contract version 3, this RollArt speaks 1 and 2: upgrade rollart"),
-        (-1, "contract version -1 is no version: say 2"),
-        ("2", "contract version '2' is no version: say 2"),
-        (True, "contract version True is no version: say 2"),
+        (3, "speaks contract version 3, this RollArt supports 1 and 2: upgrade rollart"),
+        (-1, "contract version -1 is not a version: use 2"),
+        ("2", "contract version '2' is not a version: use 2"),
+        (True, "contract version True is not a version: use 2"),
     ],
 )
 def test_a_version_that_is_not_spoken_breaks_the_plugin_and_says_why(
@@ -83,7 +83,7 @@ def test_a_version_that_is_no_longer_spoken_says_how_to_mend_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rollart_core.plugins.api_version.OLDEST_PLUGIN_API", 2)
-    assert "this RollArt speaks 2: install a newer version of the plugin" in str(version_fault(1))
+    assert "this RollArt supports 2: install a newer version of the plugin" in str(version_fault(1))
 
 
 def test_a_plugin_for_a_newer_version_bricks_no_other() -> None:
@@ -142,7 +142,7 @@ def test_a_backend_of_version_1_is_built_around_the_reward_itself() -> None:
             assert isinstance(found, RewardBackendSpec)
             assert found.in_process is in_process
             if version == 1:
-                with pytest.warns(PluginApiWarning, match="say in_process: true"):
+                with pytest.warns(PluginApiWarning, match="set in_process: true"):
                     registry.resolve("reward_backends", "acme/Backend-v1")
 
 
@@ -154,13 +154,13 @@ def test_code_that_nobody_registers_is_of_today() -> None:
 def test_a_manifest_for_a_newer_version_is_told_like_a_hook() -> None:
     from rollart_core.plugins.manifest import parse_manifest
 
-    with pytest.raises(PluginError, match=r"contract version 3, this RollArt speaks 1 and 2: upg"):
+    with pytest.raises(PluginError, match=r"contract version 3, this RollArt supports 1 and 2"):
         parse_manifest("contract_version: 3\nlicence: MIT\nportals: []\n", "here")
 
 
 def test_the_page_says_which_versions_are_spoken_and_what_changed(repo_root: Path) -> None:
-    text = (repo_root / "docs/plugin-api.md").read_text(encoding="utf-8")
-    assert f"speaks **version {PLUGIN_API}**" in text
+    text = (repo_root / "docs/reference/plugin-api.md").read_text(encoding="utf-8")
+    assert f"supports **version {PLUGIN_API}**" in text
     assert f"**version {OLDEST_PLUGIN_API}** still load" in text
     assert f"## What changed from {PLUGIN_API - 1} to {PLUGIN_API}" in text
     assert f"contract_version: {PLUGIN_API}\n" in text

@@ -183,7 +183,7 @@ def test_two_other_sandbox_services_are_refused_with_both_names() -> None:
     both = {"acme": service_of("acme"), "zeta": service_of("zeta")}
     with (
         plugins.using(both),
-        pytest.raises(PluginError, match=r"'acme' .* and 'zeta' .* bring one: uninstall one"),
+        pytest.raises(PluginError, match=r"'acme' .* and 'zeta' .* both provide a sandbox"),
     ):
         registry.sandbox_service()
 

@@ -142,13 +142,13 @@ def test_arguments_are_held_to_the_schema(name, arguments, told):
 BAD_TOOLS = {
     "no list": ("add", "a list"),
     "no tool": ([{"name": "add"}], '"type": "function"'),
-    "a name with a space": ([{"function": {"name": "a b"}}], "no name of a tool"),
-    "two of one name": ([ADD, ADD], "two tools are called 'add'"),
+    "a name with a space": ([{"function": {"name": "a b"}}], "tool name 'a b'"),
+    "two of one name": ([ADD, ADD], "two tools have the name 'add'"),
     "no schema": (
         [{"function": {"name": "f", "parameters": {"type": "thing"}}}],
-        "no JSON schema",
+        "not a JSON schema",
     ),
-    "no JSON": ([{"function": {"name": "f", "parameters": {"default": {1}}}}], "no JSON"),
+    "no JSON": ([{"function": {"name": "f", "parameters": {"default": {1}}}}], "are not JSON"),
 }
 
 

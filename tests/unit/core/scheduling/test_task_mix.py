@@ -60,7 +60,7 @@ def test_shares_add_up_and_leave_nobody_out() -> None:
     assert shares([1, 1000], 10) == [1, 9]
     assert shares([1, 1, 1], 3) == [1, 1, 1]
     assert all(sum(shares([5, 3, 1, 0.01], n)) == n for n in range(4, 200))
-    with pytest.raises(ValueError, match="1 cannot be shared out among 2"):
+    with pytest.raises(ValueError, match="1 cannot be divided among 2"):
         shares([1, 1], 1)
 
 

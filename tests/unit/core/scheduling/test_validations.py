@@ -47,7 +47,7 @@ def test_a_validation_whose_episodes_all_failed_is_never_the_best() -> None:
     found = validations(None, 2, None)
     assert best_version(found) == 10
     assert found.last is not None
-    assert "none of 20 episodes" in spelled(found.last)
+    assert "all 20 episodes failed" in spelled(found.last)
     assert found.fell() is None
 
 

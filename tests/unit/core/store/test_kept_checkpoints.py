@@ -161,7 +161,7 @@ def test_the_trained_model_is_that_of_the_best_validation(tmp_path: Path) -> Non
     assert facts["last"]["policy_version"] == 3
     assert facts["choice"] == "version 1, the best of 4 validations by validation/score"
     assert run.said[-1].startswith("WARNING: validation/score fell from 0.800 at policy version 1")
-    assert run.said[-1].endswith("The trained model is that of version 1.")
+    assert run.said[-1].endswith("The trained model has the weights of version 1.")
 
 
 def test_the_last_model_is_kept_where_it_is_the_best_or_where_nobody_asks(tmp_path: Path) -> None:
@@ -249,5 +249,5 @@ def test_weights_that_an_earlier_process_did_not_keep_are_not_the_best(tmp_path:
 
 def test_a_metric_that_the_environment_does_not_have_ends_the_run(tmp_path: Path) -> None:
     run = Run(tmp_path, checkpoint={"keep_best": "validation/success"})
-    with pytest.raises(ConfigError, match="no environment of this run says"):
+    with pytest.raises(ConfigError, match="no environment of this run reports"):
         ended(run, 0.5)

@@ -106,7 +106,7 @@ def test_a_history_that_was_kept_gives_the_same_decisions(kind: str, num_before:
 
 def test_a_word_is_a_kind_and_a_wrong_one_is_named() -> None:
     assert Trainer.model_validate({"clip": "zscore"}).clip.kind == "zscore"
-    with pytest.raises(ValidationError, match="there is no kind 'median': it is one of norm"):
+    with pytest.raises(ValidationError, match="there is no kind 'median': use one of norm"):
         Trainer.model_validate({"clip": "median"})
     with pytest.raises(ValidationError, match=r"warmup_updates \(20\) must be at most window"):
         Trainer.model_validate({"clip": {"kind": "quantile", "window": 4}})

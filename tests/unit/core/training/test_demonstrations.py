@@ -108,7 +108,7 @@ def test_a_stopped_stream_closes_the_environment():
 
 @pytest.mark.parametrize("chosen", [tasks(6, 7), (Task("c", "train", 6, i) for i in count())])
 def test_an_expert_that_never_succeeds_is_an_error_not_an_endless_loop(chosen):
-    with pytest.raises(ConfigError, match=r"nothing to imitate in (2|256) tasks"):
+    with pytest.raises(ConfigError, match=r"no episode to imitate in (2|256) tasks"):
         demos(Corridor(), chosen)
 
 

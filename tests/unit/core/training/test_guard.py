@@ -194,7 +194,7 @@ def test_a_guard_goes_on_from_what_a_checkpoint_kept() -> None:
 
 def test_success_to_watch_where_there_is_none_is_an_error_and_else_reward_is_watched() -> None:
     with pytest.raises(
-        ValueError, match=r"no environment says success: set guard\.watch to reward"
+        ValueError, match=r"no environment reports success: set guard\.watch to reward"
     ):
         Guard(GuardConfig(watch="success")).judge(0, {"rollout/reward_mean": 1.0})
     fell = [*healthy(0, scores="reward")[:100], *[{"rollout/reward_mean": -5.0}] * 4]
@@ -212,7 +212,7 @@ def test_a_batch_of_several_environments_may_have_none_that_says_success() -> No
             assert guard.judge(version, metrics) is None
         assert guard.state()["watch"] == "success"
     never = Guard(GuardConfig(watch="success"), is_mixed=True)
-    with pytest.raises(ValueError, match="no environment says success"):
+    with pytest.raises(ValueError, match="no environment reports success"):
         for version in range(8):
             never.judge(version, reward)
     assert version == 7

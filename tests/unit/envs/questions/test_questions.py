@@ -57,7 +57,7 @@ def test_without_a_right_answer_it_does_not_say_who_was_right(tmp_path):
         ({"question": " ", "answer": 1}, "row 2: .*question.*not empty"),
         ({"question": "q"}, "row 2: .*answer.*is missing"),
         ({"question": "q", "answer": 1, "split": "dev"}, "row 2: .*'dev', not one of train"),
-        ({"question": "q", "answer": float("nan")}, "row 2: .*no JSON"),
+        ({"question": "q", "answer": float("nan")}, "row 2: .*not JSON"),
         ([], "row 2: .*no JSON object"),
     ],
 )

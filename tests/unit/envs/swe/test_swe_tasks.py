@@ -49,12 +49,12 @@ def test_lists_and_json_strings_of_test_ids_are_the_same():
         ("base_commit", "--upload-pack=x", "hex digits"),
         ("patch", "x = 2", "unified diff"),
         ("FAIL_TO_PASS", [], "at least one test"),
-        ("FAIL_TO_PASS", "test_x", "no JSON list"),
+        ("FAIL_TO_PASS", "test_x", "not a JSON list"),
         ("PASS_TO_PASS", {"a": 1}, "is a dict"),
-        ("PASS_TO_PASS", ["a", 3], "holds 3 at position 1"),
-        ("PASS_TO_PASS", ["t.py::a\0"], "no program can be told"),
-        ("test_command", "pytest \0", "no program can be told"),
-        ("test_patch", DIFF + "+\ud800\n", r"holds '\\ud800', which is no text"),
+        ("PASS_TO_PASS", ["a", 3], "has 3 at position 1"),
+        ("PASS_TO_PASS", ["t.py::a\0"], "cannot be a program argument"),
+        ("test_command", "pytest \0", "cannot be a program argument"),
+        ("test_patch", DIFF + "+\ud800\n", r"has '\\ud800', which cannot be encoded"),
     ],
 )
 def test_a_bad_field_is_named_with_what_is_wrong(name, value, why):
@@ -116,7 +116,7 @@ def test_the_statement_holds_the_bug_and_no_secret():
     [
         ("entry_point", "volume", "does not define"),
         ("test", "", "not empty"),
-        ("test", "def check(:", "no Python"),
+        ("test", "def check(:", "not Python"),
         ("canonical_solution", None, "is missing"),
     ],
 )

@@ -67,13 +67,13 @@ def test_without_advice_waits_grow_to_a_limit_and_are_spread(monkeypatch):
 def test_errors_of_all_shapes_have_a_kind(status, body, kind, again):
     error = fault(status, body, where="http://h/v1/x")
     assert (error.kind, error.retryable, error.status) == (kind, again, status)
-    assert str(error).startswith(f"http://h/v1/x answers {status}")
+    assert str(error).startswith(f"http://h/v1/x returned {status}")
     assert "<" not in str(error)
 
 
 def test_a_key_that_comes_back_is_not_shown():
     error = fault(401, b'{"error": {"message": "bad key sk-1"}}', where="u", secret="sk-1")
-    assert str(error) == "u answers 401: bad key ***"
+    assert str(error) == "u returned 401: bad key ***"
     assert "sk-1" not in repr(EndpointServer("http://h/v1", api_key="sk-1"))
 
 

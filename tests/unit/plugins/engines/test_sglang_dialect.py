@@ -49,12 +49,12 @@ def test_an_answer_becomes_tokens_logprobs_and_a_span_for_each_set_of_weights():
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (answer(("9/z", 0, 4)), "did not come from this run"),
+        (answer(("9/z", 0, 4)), "are not of this run"),
         (answer(("0/a", 0, 3)), "do not cover its 4 tokens"),
         (answer(("0/a", 0, 2), ("1/b", 3, 4)), "do not cover"),
-        (answer(weight_versions=None), "does not say which weights"),
-        (answer(("0/a", 0, 4)) | {"output_ids": [7, 1, 2, 3]}, "not those"),
-        (answer(("0/a", 0, 4), output_token_logprobs=[[float("nan"), 0]] * 4), "not those"),
+        (answer(weight_versions=None), "does not contain the weights"),
+        (answer(("0/a", 0, 4)) | {"output_ids": [7, 1, 2, 3]}, "output_ids differ"),
+        (answer(("0/a", 0, 4), output_token_logprobs=[[float("nan"), 0]] * 4), "output_ids differ"),
         (answer(("0/a", 0, 1), num=1, output_token_logprobs=[[float("nan"), 0]]), "not finite"),
         (answer(("0/a", 0, 4), finish_reason={"type": "new"}), "KeyError"),
         ({"output_ids": []}, "KeyError"),
@@ -93,7 +93,7 @@ def generated_by(said: object) -> tuple[GenerateResult, SGLangEngine]:
     async def main() -> tuple[GenerateResult, SGLangEngine]:
         engine = SGLangEngine(model_path="none", url=["http://a:1"])
         engine._facts, engine._versions = ModelFacts(vocab_size=100), dict(TAGS)
-        engine._client, engine._road = ScriptedServer(said), object()
+        engine._client, engine._transport = ScriptedServer(said), object()
         engine._death = asyncio.get_running_loop().create_future()
         engine._open = asyncio.Event()
         engine._open.set()
@@ -156,15 +156,15 @@ def test_flags_of_the_config_win_over_those_of_a_cpu():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"url": "10.0.0.5:30000"}, "is no address"),
-        ({"url": ["http://a:1", "http://a:1"]}, "named twice"),
+        ({"url": "10.0.0.5:30000"}, "is not a server URL"),
+        ({"url": ["http://a:1", "http://a:1"]}, "given twice"),
         ({"url": "http://a:1", "tp_size": 2}, "tp_size has no effect with url"),
         ({"url": "http://a:1", "command": "sglang"}, "command has no effect with url"),
         ({"api_key_variable": "KEY"}, "api_key_variable has no effect"),
-        ({"weights_folder": "/x"}, "no effect with weight_road: tensor"),
-        ({"weight_road": "disk", "bucket_bytes": 1}, "no effect with weight_road: disk"),
-        ({"backend": "gloo"}, "no effect with weight_road: tensor"),
-        ({"weight_road": "fax"}, "Input should be"),
+        ({"weights_folder": "/x"}, "no effect with weight_transport: tensor"),
+        ({"weight_transport": "disk", "bucket_bytes": 1}, "no effect with weight_transport: disk"),
+        ({"backend": "gloo"}, "no effect with weight_transport: tensor"),
+        ({"weight_transport": "fax"}, "Input should be"),
         ({"tp": 2}, "Extra inputs"),
     ],
 )
@@ -194,7 +194,7 @@ def test_a_python_without_sglang_is_told_how_to_name_one_that_has_it():
         launch_argv(SGLangConfig(), port=7, first_gpu=None, model={})
 
 
-@pytest.mark.parametrize("given", [{}, {"url": "http://a:1"}, {"weight_road": "disk"}])
+@pytest.mark.parametrize("given", [{}, {"url": "http://a:1"}, {"weight_transport": "disk"}])
 def test_options_with_every_default_filled_in_are_the_same_options(given):
     config = SGLangConfig.model_validate(given)
     assert SGLangConfig.model_validate(config.model_dump()) == config
@@ -202,5 +202,5 @@ def test_options_with_every_default_filled_in_are_the_same_options(given):
 
 @pytest.mark.parametrize("key", ["tp_size", "base_gpu_id", "pp-size", "nnodes"])
 def test_flags_that_take_gpus_nobody_counts_are_refused(key: str) -> None:
-    with pytest.raises(ValidationError, match="would take GPUs that nobody counts"):
+    with pytest.raises(ValidationError, match="would use GPUs that the run does not reserve"):
         SGLangConfig(server_args={key: 2})

@@ -26,7 +26,7 @@ def test_a_serverless_pool_is_passed_over():
     [
         ((), "no pools at all"),
         ((Pool("x", "cpu", 0),), r"x \(count 0\)"),
-        ((Pool("f", "serverless", 9), Pool("x", "cpu", 0)), r"rewards alone, .*f: serverless\)"),
+        ((Pool("f", "serverless", 9), Pool("x", "cpu", 0)), r"only rewards, .*f: serverless\)"),
     ],
 )
 def test_pools_without_devices_are_refused(pools, given):

@@ -73,7 +73,7 @@ def test_static_leaves_a_serverless_pool_to_rewards():
     "mapper", [StaticMapper(), ColocateMapper(), AffinityMapper(), CostMapper(), RandomMapper()]
 )
 def test_a_serverless_pool_alone_carries_no_run(mapper):
-    with pytest.raises(ValueError, match="a serverless pool runs rewards alone") as caught:
+    with pytest.raises(ValueError, match="serverless pools run only rewards") as caught:
         mapper.place(ENVS, [Pool("functions", "serverless", 100)])
     assert "\n" not in str(caught.value)
 

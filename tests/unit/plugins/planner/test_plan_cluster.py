@@ -46,10 +46,10 @@ devices:
         ("pools:\n  - {name: a, device: H100}\n", 2, "pools.0.count: is missing"),
         ("pools:\n  - name: a\n    device: L4\n    count: 0\n", 4, "must be above 0 and at most"),
         ("pools:\n  - {name: a, device: H1000, count: 1}\n", 2, "Did you mean 'H100'?"),
-        ("pools:\n  - {name: a, device: TPU, count: 1}\n", 2, "nothing is known of 'TPU'"),
+        ("pools:\n  - {name: a, device: TPU, count: 1}\n", 2, "unknown device 'TPU'"),
         ("pools:\n  - {name: a, device: L4, count: 1, colour: red}\n", 2, "unknown key"),
         ("pools:\n  - {name: a, device: L4, count: 1}\n  - {name: a, device: L4, count: 1}\n",
-         3, "names an earlier pool already"),
+         3, "is already the name of an earlier pool"),
         ("pools:\n  - {name: a, device: L4, count: 1}\ndevices:\n  B7: {}\n", 4, "has no effect"),
         ("pools:\n  - {name: a, device: L4, count: 1, roles: [boss]}\n", 2, "'envs'"),
         ("pool:\n  - {}\n", 1, "Did you mean 'pools'?"),
@@ -72,7 +72,7 @@ def test_pools_without_figures_get_those_of_their_device():
     known, own = filled([Pool("a", "L4", 1), Pool("b", "abacus", 1, 5.0, 6.0)])
     assert known.flops_per_s == pytest.approx(121e12 / 2)
     assert own == Pool("b", "abacus", 1, 5.0, 6.0)
-    with pytest.raises(ValueError, match="pool c: nothing is known of its device 'abacus'"):
+    with pytest.raises(ValueError, match="pool c: unknown device 'abacus'"):
         filled([Pool("c", "abacus", 1)])
 
 

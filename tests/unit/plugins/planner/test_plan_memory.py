@@ -121,14 +121,14 @@ def test_an_engine_holds_weights_and_the_rows_there_are():
     assert verdict.needed["KV cache"] == pytest.approx(128 * 1000 * 147_456)
     crowded = engine(DENSE, 1, 2048)
     assert crowded.fits
-    assert "room for 37% of the rows" in crowded.says  # (72 - 16.38) / (1024 x 0.147456)
+    assert "memory for 37% of its" in crowded.says  # (72 - 16.38) / (1024 x 0.147456)
 
 
 def test_an_engine_that_does_not_fit_is_told_how_many_devices_would():
     large = ModelShape(70_000_000_000, 80, 64, 8, 128)
     verdict = engine(large, 1, 64)
     assert not verdict.fits
-    assert "let an engine take 2 devices (engine.tp_size)" in verdict.says
+    assert "use 2 devices per engine (engine.tp_size)" in verdict.says
     assert engine(large, 2, 8, longest=1000).fits
 
 
@@ -152,7 +152,7 @@ def test_of_several_ranks_none_loads_the_whole_model_into_its_machine():
     refused = machine_verdict(MIXTURE, small, 16)
     assert refused is not None
     assert not refused.fits
-    assert "exporting the model takes 61 GB" in refused.says
+    assert "exporting the model needs 61 GB" in refused.says
     assert "bfloat16" not in refused.says  # it is that already
     assert machine_verdict(MIXTURE, Pool("p", "x", 8), 8) is None
 
@@ -162,7 +162,7 @@ def test_one_rank_loads_the_whole_model_and_is_told_that_two_would_not():
     refused = machine_verdict(MIXTURE, small, 1)
     assert refused is not None
     assert refused.needed == {"loading": 4 * MIXTURE.num_params}
-    assert "loading the model takes 122 GB" in refused.says
+    assert "loading the model needs 122 GB" in refused.says
     assert "set runtime.num_trainer_ranks to 2 or more" in refused.says
     two = machine_verdict(MIXTURE, small, 2)
     assert two is not None

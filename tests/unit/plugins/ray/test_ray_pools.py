@@ -58,7 +58,7 @@ def test_a_pool_that_is_not_there_says_what_is() -> None:
 
 
 def test_more_devices_than_there_are() -> None:
-    with pytest.raises(ConfigError, match="7 devices are asked for, and the cluster has 6"):
+    with pytest.raises(ConfigError, match="7 devices are requested, but the cluster has 6"):
         ray_pools.checked([RayPool(name="gpus", device="H100", count=7)], CLUSTER)
 
 
@@ -113,14 +113,14 @@ def test_env_workers_leave_accelerators_alone() -> None:
 
 def test_more_parts_than_a_pool_has_devices() -> None:
     pools = ray_pools.found_out(CLUSTER)
-    with pytest.raises(ConfigError, match=r"pool 'L4' has 2 device\(s\), and the run places 3"):
+    with pytest.raises(ConfigError, match=r"pool 'L4' has 2 device\(s\), but the run places 3"):
         ray_pools.slots_of(
             placement({"L4": 1.0}, trainer="L4"), pools, {"engine": 2, "trainer": 1, "env": 1}
         )
 
 
 def test_a_pool_the_placement_makes_up() -> None:
-    with pytest.raises(ConfigError, match=r"'cpus' that the cluster has not. Did you mean 'cpu'"):
+    with pytest.raises(ConfigError, match=r"'cpus' that is not in the cluster. Did you mean 'cpu'"):
         ray_pools.slots_of(
             placement({"cpus": 1.0}),
             ray_pools.found_out(CLUSTER),
@@ -197,5 +197,5 @@ def test_engines_of_more_devices_than_the_pool_or_a_node_has() -> None:
     slots = ray_pools.slots_of(
         placement({"gpu": 1.0}), pools, parts | {"engine": 1}, engine_devices=4
     )
-    with pytest.raises(ConfigError, match=r"room for 0 \(a has 2, bb has 2\)"):
+    with pytest.raises(ConfigError, match=r"slots for 0 \(a has 2, bb has 2\)"):
         ray_pools.check_nodes(slots, pools, split, 4)

@@ -180,7 +180,7 @@ def test_a_run_ends_with_one_line_when_nothing_can_be_started_any_more(
             error = await lost
             await watching
         assert what in str(error)
-        assert f"is gone; what was done so far is kept: rollart run --resume {tmp}" in str(error)
+        assert f"is gone; progress is kept; continue with: rollart run --resume {tmp}" in str(error)
         assert runtime._cluster.lost
         for server in servers.values():
             server.close()

@@ -76,7 +76,7 @@ def test_which_addresses_are_public(address, public) -> None:
 
 def test_an_environment_that_needs_the_network_is_not_put_in_a_box_that_has_none() -> None:
     said = {"spec": {"network": True}}
-    with pytest.raises(ConfigError, match="a/B-v1 needs the network, and its box has none: name"):
+    with pytest.raises(ConfigError, match="a/B-v1 needs the network, and its sandbox has none"):
         describe._read("a/B-v1", said, Isolation(kind="bubblewrap"), {})
     named = Isolation.model_validate({"kind": "docker", "network": ["api.example.org"]})
     assert describe._read("a/B-v1", said, named, {}).spec.network

@@ -12,7 +12,7 @@ from rollart_sandboxes.pool.machine import Machine
 
 MIB = 1 << 20
 GIB = 1 << 30
-NEEDS = SandboxNeeds(reserve_bytes=256 * MIB, max_boxes=8, concurrent_starts=2)
+NEEDS = SandboxNeeds(reserve_bytes=256 * MIB, max_sandboxes=8, concurrent_starts=2)
 HERE = Machine(8 * GIB, 4 * GIB, num_cpus=2, num_running=1)
 NOW = 1000.0
 
@@ -60,13 +60,13 @@ def test_a_gigabyte_at_most_stays_free() -> None:
 
 def test_so_many_boxes_and_starts() -> None:
     assert obstacle(*[box()] * 7) == ""
-    assert "there are 8 boxes, of at most 8" in obstacle(*[box()] * 8)
-    assert "2 boxes are starting" in obstacle(*[box(ready_at=None)] * 2)
+    assert "there are 8 sandboxes, of at most 8" in obstacle(*[box()] * 8)
+    assert "2 sandboxes are starting" in obstacle(*[box(ready_at=None)] * 2)
 
 
 def test_a_busy_machine_delays_a_box_and_does_not_refuse_it() -> None:
     busy = replace(HERE, num_running=17)
-    assert "17 threads want to run on 2 processors" in obstacle(box(), here=busy)
+    assert "17 threads are ready to run on 2 CPUs" in obstacle(box(), here=busy)
     assert obstacle(box(), here=busy, waited_s=BUSY_WAIT_S) == ""
     assert obstacle(here=busy) == ""  # no box of ours would be the reason
 

@@ -57,10 +57,10 @@ def test_options_never_travel():
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"<html>", "is no JSON"),
+        (b"<html>", "is not valid JSON"),
         (b"[1]", "is a list, not an object"),
-        (b'{"version": NaN}', "NaN is no JSON"),
-        (call(version=1), "a call of version 1; this function speaks 2"),
+        (b'{"version": NaN}', "NaN is not valid JSON"),
+        (call(version=1), "a call of version 1; this function supports 2"),
         (call(requests="x"), "'requests' is a text"),
         (call(requests=[{"id": "t0"}]), "'ticket_id' is missing"),
         (call(requests=[{}]), "'id' is missing"),
@@ -68,8 +68,8 @@ def test_options_never_travel():
         (call(deadline_s=0), "'deadline_s' is 0"),
         (call(deadline_s=True), "'deadline_s' is True"),
         (call(group="yes"), "'group' is a text"),
-        (call(requests=[{"id": "t0", "os": 1}]), "'os', which nobody knows"),
-        (b"[" * 100_000, "is no JSON"),
+        (call(requests=[{"id": "t0", "os": 1}]), "unknown field 'os'"),
+        (b"[" * 100_000, "is not valid JSON"),
     ],
 )
 def test_what_is_no_call_is_refused(body, reason):
@@ -95,7 +95,7 @@ def test_an_answer_comes_back_as_it_was():
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"Internal Server Error", "is no JSON"),
+        (b"Internal Server Error", "is not valid JSON"),
         (answer(results=[{"value": 1.0}]), "'components' is missing"),
         (answer(results=[{"value": "1", "components": {}}]), "'value' is '1'|'value' is a text"),
         (answer(results=[{"value": True, "components": {}}]), "'value' is True"),
@@ -105,11 +105,11 @@ def test_an_answer_comes_back_as_it_was():
         (answer(results=[0.5]), r"a result is 0\.5"),
         (answer(results=[{"failure": {"kind": "x"}}]), "'message' is missing"),
         (answer(version=7), "version 7, not 2"),
-        (answer(key="other"), "'key' is that of another call"),
+        (answer(key="other"), "'key' belongs to another call"),
         (answer(key=None), "'key' is null"),
-        (answer(results=[{"id": "t1", **GOOD}]), "result 't1' in the place of 't0'"),
+        (answer(results=[{"id": "t1", **GOOD}]), "the id 't1' instead of 't0'"),
         (answer(results=[{"id": None, **GOOD}]), "'id' is null"),
-        (answer(results=[{"value": float("nan"), "components": {}}]), "NaN is no JSON"),
+        (answer(results=[{"value": float("nan"), "components": {}}]), "NaN is not valid JSON"),
     ],
 )
 def test_garbage_is_a_failure_of_the_backend_that_may_pass(body, reason):
@@ -123,7 +123,7 @@ def test_an_answer_that_permutes_its_results_is_garbage():
     ids = [one["id"] for one in results]
     assert wire.read_answer(answer(results=results), "k", ids, RANGE).results[3].value == 0.3
     for order in ([1, 0, 2, 3], [0, 0, 2, 3], [3, 2, 1, 0]):
-        with pytest.raises(BackendFailure, match="in the place of") as caught:
+        with pytest.raises(BackendFailure, match="instead of") as caught:
             wire.read_answer(answer(results=[results[i] for i in order]), "k", ids, RANGE)
         assert caught.value.again
 
@@ -136,7 +136,7 @@ def test_a_value_out_of_range_is_the_rewards_own_failure():
 
 @pytest.mark.parametrize(("kind", "again"), [("mismatch", False), ("internal", True)])
 def test_a_refusal_says_whether_to_try_again(kind, again):
-    with pytest.raises(BackendFailure, match="it refuses: why") as caught:
+    with pytest.raises(BackendFailure, match="it rejected the call: why") as caught:
         wire.read_answer(Refused(kind, "why").body(), "k", ("t0",), RANGE)
     assert caught.value.again is again
 

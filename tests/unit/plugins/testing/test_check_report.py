@@ -160,12 +160,12 @@ def test_transcripts_part_where_they_differ():
     one = [{"what": "a", "steps": [{"observation": "1"}, {"observation": "2"}]}]
     two = [{"what": "a", "steps": [{"observation": "1"}, {"observation": "3"}]}]
     assert parting(one, one) is None
-    assert parting(one, two) == "a, turn 1: observation 2 against 3"
+    assert parting(one, two) == "a, turn 1: observation 2 versus 3"
     assert parting(one, [{"what": "a", "steps": one[0]["steps"][:1]}])
 
 
 def test_the_page_on_checks_has_a_heading_for_each(repo_root):
-    page = (repo_root / "docs/check.md").read_text(encoding="utf-8")
+    page = (repo_root / "docs/reference/checks.md").read_text(encoding="utf-8")
     written: dict[str, list[str]] = {}
     group = ""
     for line in page.splitlines():
@@ -190,10 +190,10 @@ def test_the_page_on_checks_has_a_heading_for_each(repo_root):
 
 
 def test_the_page_on_checks_names_the_limits(repo_root):
-    page = (repo_root / "docs/check.md").read_text(encoding="utf-8")
+    page = " ".join((repo_root / "docs/reference/checks.md").read_text(encoding="utf-8").split())
     for shown in (
         f"at most {MAX_IMPORT_S:g} s of CPU",
-        f"at most {RANDOM_SHARE:.0%} of the\nway from the floor to the top, over {NUM_RANDOM}",
+        f"at most {RANDOM_SHARE:.0%} of the way from the floor to the top, over {NUM_RANDOM}",
         f"{NUM_INSTANCES} instances",
     ):
         assert shown in page

@@ -37,5 +37,5 @@ def test_one_object_is_not_played_beside_itself(check, made):
     results = check(made(), only=["interleaved_instances", "nothing_left_open"])
     assert [r.outcome for r in results] == [CheckOutcome.SKIP] * 2
     assert {r.reason for r in results} == {
-        "it needs several instances: give a class or function that makes one"
+        "it needs several instances: give a class or function that creates one"
     }

@@ -254,7 +254,7 @@ def test_sessions_cache_until_released():
 
 def test_refusals_are_typed():
     async def main(engine):
-        with pytest.raises(InferenceFailure, match="more than 4"):
+        with pytest.raises(InferenceFailure, match="exceed 4"):
             await engine.generate(request(prompt=(1,) * 5))
         task = asyncio.create_task(engine.generate(request()))
         await asyncio.sleep(0)
