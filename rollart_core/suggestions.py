@@ -36,7 +36,7 @@ def no_run(path: Path, lacks: str) -> str:
         path: The path that should be a run directory.
         lacks: The missing file that every run directory has.
     """
-    message = f"{path} is no run directory: it has no {lacks}"
+    message = f"{path} is not a run directory: it has no {lacks}"
     runs = [run for run in _inside(path) if (run / lacks).is_file()]
     if runs:
         last = max(runs, key=lambda run: (run / lacks).stat().st_mtime)

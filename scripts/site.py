@@ -81,7 +81,9 @@ def assemble(folder: Path) -> None:
     """Write the source files of the site."""
     tables = runpy.run_path(str(ROOT / "docs/tables.py"))
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    shutil.copytree(
+        ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.py", "review", "__pycache__")
+    )
     sources = {f"docs/{p.relative_to(folder)}": p for p in folder.rglob("*.md")}
     for source, target in {**sources, **{s: folder / t for s, t in PROJECT.items()}}.items():
         text = (ROOT / source).read_text(encoding="utf-8")
@@ -134,7 +136,8 @@ def main() -> None:
     source, out = BUILD / "site-src", BUILD / "site"
     assemble(source)
     (BUILD / "zensical.toml").write_text(settings(source, out), encoding="utf-8")
-    done = subprocess.run([sys.argv[1], "build", "--clean", "--strict"], cwd=BUILD, check=False)
+    command = [Path(sys.argv[1]).absolute(), "build", "--clean", "--strict"]
+    done = subprocess.run(command, cwd=BUILD, check=False)
     if done.returncode:
         sys.exit(done.returncode)
     pages = sum(1 for _ in out.rglob("*.html"))

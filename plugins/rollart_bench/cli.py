@@ -30,16 +30,18 @@ SKIPPED: Final = 77
 
 
 def bench(
-    name: Annotated[str | None, typer.Argument(help="If not set, list all benchmarks.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the benchmark. Default: list all.")
+    ] = None,
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the benchmark.")
     ] = None,
-    case: Annotated[str | None, typer.Option(help="The case, if the benchmark has several.")] = (
-        None
-    ),
+    case: Annotated[
+        str | None, typer.Option(help="The case to run if the benchmark has several.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a benchmark that compares ours with a peer. Without a name, list the benchmarks.
+    """Run a benchmark. If no name is given, list all benchmarks.
 
     Each benchmark accepts short=true, a quick run of a few seconds to check that it works:
     rollart bench scale short=true --json

@@ -27,18 +27,18 @@ def plan(
     config: Annotated[str, typer.Argument(help="The config file of the run.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file."),
     ] = None,
     cluster: Annotated[
         Path, typer.Option("--cluster", metavar="FILE", help="The cluster file.")
     ] = Path("cluster.yaml"),
     mapper: Annotated[
         list[str] | None,
-        typer.Option("--mapper", help="Another mapper to compare with. Can be repeated."),
+        typer.Option("--mapper", help="Another mapper to compare the plan with. Can be repeated."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show where the workers of a run are placed on a cluster, why, and the expected rates."""
+    """Show where and why each worker would run on a cluster, and the expected rates."""
     from rollart_core.config.load import load_config
     from rollart_core.config.resolve import resolve_run
     from rollart_planner.cluster import load_cluster

@@ -100,43 +100,42 @@ _COMMANDS: Final = (
     CommandSpec(
         name="diagnose",
         entry_point="rollart_view.diagnosis.diagnose:diagnose_command",
-        summary="Diagnose a run: collapse, plateau, staleness and more; what to change.",
+        summary="Find problems in a run, such as a collapse, and suggest what to change.",
     ),
     CommandSpec(
         name="plot",
         entry_point="rollart_view.plot:plot_command",
-        summary="Plot curves of runs: reward, success, staleness, tokens per second, loss.",
+        summary="Plot the reward, success, staleness, tokens per second and loss of runs.",
     ),
     CommandSpec(
         name="export",
         entry_point="rollart_view.export:export_command",
-        summary="Export trajectories of runs as JSON lines, Parquet or ShareGPT conversations.",
+        summary="Export the trajectories of runs as JSON Lines, Parquet or ShareGPT conversations.",
     ),
     CommandSpec(
         name="plan",
         entry_point="rollart_planner.cli:plan",
-        summary="Show how a run would be placed on a cluster, why, and the expected rates.",
+        summary="Show where each worker would run on a cluster, and the expected rates.",
     ),
     CommandSpec(
         name="registry",
         entry_point="rollart_registry.cli:app",
-        summary="Publish to a community registry, install from it, or host one.",
+        summary="Host a community registry, publish packages to it, or install packages from it.",
     ),
     CommandSpec(
         name="bench",
         entry_point="rollart_bench.cli:bench",
-        summary="Run a benchmark of RollArt and its peers. Without a name, list all benchmarks.",
+        summary="Run a benchmark. If no name is given, list all benchmarks.",
     ),
     CommandSpec(
         name="sandbox",
         entry_point="rollart_sandboxes.cli:app",
-        summary="List live sandboxes, remove those of killed runs, and test which "
-        "isolation works here.",
+        summary="List live sandboxes, remove those of killed runs, and test which types work here.",
     ),
     CommandSpec(
         name="build",
         entry_point="rollart_sandboxes.isolation.image:build",
-        summary="Build the image in which an environment runs with `isolation: docker`.",
+        summary="Build the Docker image for an environment that runs with `isolation: docker`.",
     ),
 )
 

@@ -61,15 +61,19 @@ if TYPE_CHECKING:
 def init(
     folder: Annotated[Path, typer.Argument(metavar="REGISTRY", help="The folder to create.")],
     keys: KeysOption = None,
-    root_keys: Annotated[int, typer.Option(min=1, help="Number of root keys.")] = 1,
-    root_threshold: Annotated[int, typer.Option(min=1, help="Keys that must sign root.")] = 1,
-    root_days: Annotated[float, days_option("Days until a signed root expires.")] = 365,
-    targets_days: Annotated[float, days_option("Days until signed owners expire.")] = 365,
+    root_keys: Annotated[int, typer.Option(min=1, help="Number of root keys to create.")] = 1,
+    root_threshold: Annotated[
+        int, typer.Option(min=1, help="Number of keys that must sign root.")
+    ] = 1,
+    root_days: Annotated[float, days_option("Days until root expires after it is signed.")] = 365,
+    targets_days: Annotated[
+        float, days_option("Days until the signed list of owners expires.")
+    ] = 365,
     snapshot_days: Annotated[float, days_option("Days until a snapshot expires.")] = 30,
     timestamp_days: Annotated[float, days_option("Days until a timestamp expires.")] = 7,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a registry: its keys, and an empty signed tree that any web server can serve."""
+    """Create a registry's keys and an empty signed tree that any web server can serve."""
     from rollart_registry.operator import Validity
     from rollart_registry.operator import init as made
     from rollart_registry.trust import fingerprint
@@ -93,8 +97,8 @@ def init(
 @app.command(epilog="Example: rollart registry add-owner ./our-registry acme --key acme.key.pub")
 def add_owner(
     folder: FolderOption,
-    name: Annotated[str, typer.Argument(help="The owner, and the namespace of its ids.")],
-    key: Annotated[list[Path], typer.Option(help="A public key of the owner; repeatable.")],
+    name: Annotated[str, typer.Argument(help="The owner's name, which is also its namespace.")],
+    key: Annotated[list[Path], typer.Option(help="A public key of the owner. Can be repeated.")],
     keys: KeysOption = None,
     update: Annotated[bool, typer.Option(help="Replace the keys of an existing owner.")] = False,
 ) -> None:
@@ -111,14 +115,16 @@ def accept(
     folder: FolderOption,
     keys: KeysOption = None,
     submissions: Annotated[
-        Path | None, typer.Option(help="A folder of submissions. Default: the registry's own.")
+        Path | None,
+        typer.Option(help="The folder of submissions. Default: the one in the registry."),
     ] = None,
     recheck: Annotated[
-        bool, typer.Option(help="Run `rollart check` here too; it runs the packages' code.")
+        bool,
+        typer.Option(help="Also run `rollart check` here, which runs the code of the packages."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify submissions of owners, and make them public."""
+    """Verify the submissions of owners and make them public."""
     from rollart_registry.accept import accept as accepted
 
     outcomes = accepted(_operator(folder, keys), submissions, run_check if recheck else None)
@@ -162,7 +168,7 @@ def refresh(
         days_option("Days until new snapshots expire."),
     ] = None,
 ) -> None:
-    """Sign again before signatures expire; run it from cron."""
+    """Renew signatures before they expire, for example from cron."""
     if role not in {"timestamp", "snapshot", "targets", "root"}:
         raise RegistryError(f"{role!r} is not a role: give timestamp, snapshot, targets or root")
     operator = _operator(folder, keys)
@@ -180,12 +186,12 @@ def refresh(
 def build_site(
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     registry: RegistryOption = None,
-    title: Annotated[str, typer.Option(help="Title of the pages.")] = "RollArt registry",
+    title: Annotated[str, typer.Option(help="The title of the pages.")] = "RollArt registry",
     root: RootOption = None,
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Write static pages for people to browse a registry."""
+    """Write static pages on which people can browse a registry."""
     from rollart_registry.client import opened
     from rollart_registry.operator import build_site as built
 
@@ -205,7 +211,8 @@ def _operator(folder: Path, keys: Path | None) -> Operator:
 @app.command(epilog="Example: rollart registry keygen acme.key")
 def keygen(
     path: Annotated[
-        Path, typer.Argument(help="The private key's file; PATH.pub is the public one.")
+        Path,
+        typer.Argument(help="The file for the private key. The public key is written to PATH.pub."),
     ],
 ) -> None:
     """Create an owner's key pair."""
@@ -220,7 +227,9 @@ def keygen(
     epilog="Example: rollart registry publish ./acme-maze --registry ./our-registry --key acme.key"
 )
 def publish(
-    path: Annotated[Path, typer.Argument(metavar="WHEEL|PROJECT", help="What to publish.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="WHEEL|PROJECT", help="The wheel or project to publish.")
+    ],
     key: KeyOption,
     registry: RegistryOption = None,
     owner: OwnerNameOption = None,
@@ -231,7 +240,7 @@ def publish(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check, sign and submit a package; the operator then accepts it."""
+    """Check, sign and submit a package, which the operator can then accept."""
     from rollart_registry import submission
     from rollart_registry.client import opened
     from rollart_registry.wheel import read_wheel, wheel_of
@@ -258,15 +267,15 @@ def publish(
 def yank(
     plugin_id: Annotated[str, typer.Argument(metavar="ID@VERSION", help="The version to yank.")],
     key: KeyOption,
-    reason: Annotated[str, typer.Option(help="The reason that users see.")] = "",
-    undo: Annotated[bool, typer.Option(help="Undo a yank.")] = False,
+    reason: Annotated[str, typer.Option(help="The reason to show to users.")] = "",
+    undo: Annotated[bool, typer.Option(help="Undo an earlier yank.")] = False,
     registry: RegistryOption = None,
     to: ToOption = None,
     root: RootOption = None,
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Submit a yank: a version is no longer installed unless it is pinned."""
+    """Submit a yank, so that a version is installed only if it is pinned."""
     from rollart_registry import submission
     from rollart_registry.client import opened
     from rollart_registry.names import parse_wanted
@@ -293,7 +302,7 @@ def renew(
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Sign an owner's releases again, before the owner's signature expires."""
+    """Renew the signature of an owner's releases before it expires."""
     from rollart_registry import submission
     from rollart_registry.client import opened
 
@@ -322,7 +331,7 @@ def _owner(
 
 @app.command(epilog=f"Example: rollart registry search maze --registry {URL}")
 def search(
-    words: Annotated[list[str] | None, typer.Argument(help="Words that must all occur.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(help="Words that must all be found.")] = None,
     registry: RegistryOption = None,
     root: RootOption = None,
     fingerprint: FingerprintOption = None,
@@ -357,7 +366,7 @@ def info(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a package: ids, requirements, entry points, check result and versions."""
+    """Show a package's ids, requirements, entry points, check result and versions."""
     from rollart_registry.client import opened
     from rollart_registry.names import parse_wanted
 
@@ -374,13 +383,17 @@ def info(
 
 @app.command(epilog=f"Example: rollart registry install acme/Maze-v1@1.0.0 --registry {URL}")
 def install(
-    plugin_id: Annotated[str, typer.Argument(metavar="ID[@VERSION]", help="Package to install.")],
+    plugin_id: Annotated[
+        str, typer.Argument(metavar="ID[@VERSION]", help="The package to install.")
+    ],
     registry: RegistryOption = None,
     python: PythonOption = None,
     lock: LockOption = Path("rollart.lock"),
     lock_all: Annotated[
         bool,
-        typer.Option(help="Also lock installed packages, to fill an empty environment."),
+        typer.Option(
+            help="Also lock installed packages, so that the lock can fill an empty environment."
+        ),
     ] = False,
     allow_yanked: Annotated[bool, typer.Option(help="Allow a yanked version.")] = False,
     root: RootOption = None,
@@ -388,7 +401,7 @@ def install(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Install a package: show what will run, ask, verify, install with hashes, write a lock."""
+    """Show what will run, ask for confirmation, install a verified package, and write a lock."""
     from rollart_registry import install as installing
     from rollart_registry.client import opened
     from rollart_registry.names import parse_wanted
@@ -418,11 +431,14 @@ def sync(
     lock: LockOption = Path("rollart.lock"),
     python: PythonOption = None,
     allow_drift: Annotated[
-        bool, typer.Option(help="Allow other versions of packages that were present at lock time.")
+        bool,
+        typer.Option(
+            help="Allow other versions of packages that were installed when the lock was written."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Install exactly what a lock says."""
+    """Install exactly the packages listed in a lock file."""
     from rollart_registry.install import sync as synced
     from rollart_registry.lock import read_lock
 
@@ -437,7 +453,9 @@ def sync(
 def verify(
     registry: Annotated[
         str | None,
-        typer.Argument(metavar="[REGISTRY]", help="A registry to verify, not the installation."),
+        typer.Argument(
+            metavar="[REGISTRY]", help="A registry to verify instead of the installed packages."
+        ),
     ] = None,
     lock: LockOption = Path("rollart.lock"),
     python: PythonOption = None,
@@ -446,7 +464,7 @@ def verify(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare what is installed with its lock, or all files of a registry with their signatures."""
+    """Verify installed packages against a lock, or a registry's files against their signatures."""
     from rollart_registry import verify as verifying
     from rollart_registry.client import opened
     from rollart_registry.install import trusted_by

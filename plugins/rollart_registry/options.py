@@ -59,30 +59,30 @@ RegistryOption = Annotated[
     typer.Option(
         "--registry",
         envvar="ROLLART_REGISTRY",
-        help="A folder or an http(s) URL. Optional if exactly one registry is trusted.",
+        help="The registry's folder or http(s) URL. Optional if exactly one registry is trusted.",
     ),
 ]
 RootOption = Annotated[
-    Path | None, typer.Option(help="The registry's root metadata, from a trusted source.")
+    Path | None, typer.Option(help="The registry's root metadata from a trusted source.")
 ]
 FingerprintOption = Annotated[
     str | None, typer.Option(help="The expected SHA-256 of the root of a new registry.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to every question.")]
 PythonOption = Annotated[
-    Path | None, typer.Option(help="The Python to install into. Default: this one.")
+    Path | None, typer.Option(help="The target Python interpreter. Default: this one.")
 ]
 FolderOption = Annotated[Path, typer.Argument(metavar="REGISTRY", help="The registry's folder.")]
 KeysOption = Annotated[
-    Path | None, typer.Option(help="The operator's key folder. Default: REGISTRY-keys.")
+    Path | None, typer.Option(help="The folder with the operator's keys. Default: REGISTRY-keys.")
 ]
 KeyOption = Annotated[Path, typer.Option(help="The owner's private key.")]
 OwnerNameOption = Annotated[
-    str | None, typer.Option("--owner", help="The owner, if the key signs for several.")
+    str | None, typer.Option("--owner", help="The owner. Required if the key signs for several.")
 ]
 ToOption = Annotated[
     Path | None,
-    typer.Option(help="Write the submission to this folder, not to the registry."),
+    typer.Option(help="Write the submission to this folder instead of the registry."),
 ]
 LockOption = Annotated[Path, typer.Option("--lock", help="The lock file.")]
 

@@ -29,7 +29,7 @@ _SIGNS = {"ok": "ok", "warn": "less", "bad": "no"}
 
 @app.callback(epilog="Example: rollart sandbox doctor")
 def sandbox() -> None:
-    """List the live sandboxes, remove what killed runs left, and test which sandboxes work here."""
+    """List live sandboxes, remove those of killed runs, and test which types work here."""
 
 
 @app.command("list", epilog="Example: rollart sandbox list --json")
@@ -54,7 +54,7 @@ def list_sandboxes(as_json: Json = False) -> None:
 
 @app.command("gc", epilog="Example: rollart sandbox gc")
 def collect_garbage(as_json: Json = False) -> None:
-    """Remove what the sandboxes of killed runs left: containers, cgroups, folders."""
+    """Remove the containers, cgroups and folders that sandboxes of killed runs left behind."""
     from rollart_core.rollout import loop
     from rollart_sandboxes.pool import gc
     from rollart_sandboxes.pool.doctor import walls
@@ -75,7 +75,7 @@ def collect_garbage(as_json: Json = False) -> None:
 
 @app.command("reap", hidden=True)
 def _reap(as_json: Json = False) -> None:
-    """Run `gc`; this was its name until RollArt 0.3."""
+    """Run `gc`. This old name works until RollArt 0.3."""
     renamed = f"`rollart sandbox reap` is now `rollart sandbox gc`; RollArt {REMOVED_IN} removes it"
     typer.echo(renamed, err=True)
     collect_garbage(as_json)
@@ -83,14 +83,16 @@ def _reap(as_json: Json = False) -> None:
 
 @app.command(epilog="Example: rollart sandbox doctor docker image=python:3.12-slim")
 def doctor(
-    name: Annotated[str | None, typer.Argument(help="The sandbox to test. Default: all.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="The type of sandbox to test. Default: all.")
+    ] = None,
     options: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Options of the sandbox that is started."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Options of the sandbox."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Start a sandbox of each type, and report which types work here and how to fix the others.
+    """Start a sandbox of each type, report which types work, and say how to fix the others.
 
     The exit code is 0 if at least one type that isolates code (or the named one) works.
     """

@@ -29,7 +29,7 @@ def check_command(
         str,
         typer.Argument(
             metavar="ID|PATH",
-            help="Id, alias, module:Class, ADAPTER::FOREIGN_ID, project folder or wheel.",
+            help="An id, an alias, module:Class, ADAPTER::FOREIGN_ID, a project folder or a wheel.",
         ),
     ],
     options: Annotated[
@@ -38,14 +38,16 @@ def check_command(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Groups (static, runtime, semantic) or checks, separated by commas."),
+        typer.Option(
+            help="Run only these groups (static, runtime, semantic) or checks, separated by commas."
+        ),
     ] = None,
     timeout: Annotated[
         float, typer.Option(min=1, help="Time limit in seconds for the checks of one plugin.")
     ] = TIMEOUT_S,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check a plugin, a project or a wheel; exit 0 only if no check failed and one passed.
+    """Check whether a plugin, a project or a wheel follows the plugin contracts.
 
     docs/reference/checks.md explains each check and how to fix its findings.
     """

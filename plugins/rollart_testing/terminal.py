@@ -35,15 +35,18 @@ _YOU_ARE_THE_MODEL = (
 
 
 def play(
-    env: Annotated[str, typer.Argument(help="Id, alias, module:Class or ADAPTER::FOREIGN_ID.")],
+    env: Annotated[
+        str, typer.Argument(help="An id, an alias, module:Class or ADAPTER::FOREIGN_ID.")
+    ],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its options.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment."),
     ] = None,
     task: Annotated[int, typer.Option(min=0, help="Index of the task.")] = 0,
     split: Annotated[str, typer.Option(help="Split of the task.")] = "train",
     seed: Annotated[int, typer.Option(help="Seed of the episode.")] = 0,
 ) -> None:
-    """Play an environment in the terminal; in an agent environment, you are the model."""
+    """Play an environment in the terminal. In an agent environment, you act as the model."""
     given = as_options(options or [])
     check_split(env, given, split)
     made: Any = registry.make(env, **given)

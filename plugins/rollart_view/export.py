@@ -110,13 +110,15 @@ def export(
 
 def export_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
-    to: Annotated[str, typer.Option("--to", help="jsonl, parquet or sharegpt.")] = "jsonl",
+    to: Annotated[
+        str, typer.Option("--to", help="The format: jsonl, parquet or sharegpt.")
+    ] = "jsonl",
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             metavar="FILE",
-            help="The new file. Default: the run's name, in this folder.",
+            help="The file to create. Default: a file in this folder, named after the first run.",
             show_default=False,
         ),
     ] = None,
@@ -124,23 +126,28 @@ def export_command(
         list[str] | None,
         typer.Option(
             "--status",
-            help="finished, truncated or failed; repeatable. Default: all except failed.",
+            help="finished, truncated or failed. Can be repeated. Default: all except failed.",
             show_default=False,
         ),
     ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", metavar="ENV", help="Name in the run, id or alias; repeatable."),
+        typer.Option(
+            "--env",
+            metavar="ENV",
+            help="Only this environment (name in the run, id or alias). Can be repeated.",
+        ),
     ] = None,
     min_reward: Annotated[
-        float | None, typer.Option("--min-reward", help="Leave out lower rewards.")
+        float | None,
+        typer.Option("--min-reward", help="Leave out trajectories with a lower reward."),
     ] = None,
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="Add token ids, masks and logprobs to jsonl.")
+        bool, typer.Option("--tokens", help="Add token ids, masks and logprobs to a jsonl file.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write the trajectories of runs to one file for other tools.
+    """Export the trajectories of runs to a file that other tools can read.
 
     Example: rollart export runs/hello-20260101-120000 --to sharegpt --min-reward 1
     """

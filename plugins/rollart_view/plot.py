@@ -123,12 +123,12 @@ def plot_command(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="x.png, x.svg or x.pdf. Default: plot.png in the run's folder (here for several).",
+            help="A png, svg or pdf file. Default: plot.png in the run (here for several runs).",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Draw reward, success, staleness, tokens per second and loss by train_step.
+    """Plot reward, success, staleness, tokens per second and loss against ``train_step``.
 
     Example: rollart plot runs/hello-20260101-120000 --out hello.svg
     """

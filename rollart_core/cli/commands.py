@@ -36,12 +36,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "list": Command(
         f"{_HERE}.list:list_plugins",
-        "List installed plugins by kind, with their package, and those that are broken.",
+        "List installed plugins and their packages by kind, and show which plugins are broken.",
         "rollart list environments --json",
     ),
     "info": Command(
         f"{_HERE}.info:info",
-        "Show the spec of one plugin, and its options.",
+        "Show the spec and the options of a plugin.",
         "rollart info webshop/WebShop-v1",
     ),
     "new-env": Command(
@@ -76,57 +76,57 @@ COMMANDS: dict[str, Command] = {
     ),
     "audit": Command(
         f"{_HERE}.audit:audit",
-        "Account for every ticket of a run from its journal.",
+        "Report what happened to every ticket of a run.",
         "rollart audit runs/hello-20260101-120000",
     ),
     "diagnose": Command(
         None,
-        "Diagnose a run: collapse, plateau, staleness and more; what to change.",
+        "Find problems in a run, such as a collapse, and suggest what to change.",
         "rollart diagnose runs/hello-20260101-120000",
     ),
     "plot": Command(
         None,
-        "Plot curves of runs: reward, success, staleness, tokens per second, loss.",
+        "Plot the reward, success, staleness, tokens per second and loss of runs.",
         "rollart plot runs/hello-20260101-120000 --out hello.svg",
     ),
     "export": Command(
         None,
-        "Export trajectories of runs as JSON lines, Parquet or ShareGPT conversations.",
+        "Export the trajectories of runs as JSON Lines, Parquet or ShareGPT conversations.",
         "rollart export runs/hello-20260101-120000 --to sharegpt --min-reward 1",
     ),
     "scale": Command(
         f"{_HERE}.scale:scale",
-        "Add or remove engines and env workers of a live run.",
+        "Change the number of engines and env workers in a live run.",
         "rollart scale runs/hello-20260101-120000 engines=2",
     ),
     "plan": Command(
         None,
-        "Show how a run would be placed on a cluster, why, and the expected rates.",
+        "Show where each worker would run on a cluster, and the expected rates.",
         "rollart plan examples/mix.yaml --cluster examples/clusters/two_kinds.yaml --mapper cost",
     ),
     "registry": Command(
         None,
-        "Publish to a community registry, install from it, or host one.",
+        "Host a community registry, publish packages to it, or install packages from it.",
         "rollart registry install acme/Maze-v1 --registry https://rollart.example.org",
     ),
     "bench": Command(
         None,
-        "Run a benchmark of RollArt and its peers. Without a name, list all benchmarks.",
+        "Run a benchmark. If no name is given, list all benchmarks.",
         "rollart bench engine --json",
     ),
     "sandbox": Command(
         None,
-        "List live sandboxes, remove those of killed runs, and test which isolation works here.",
+        "List live sandboxes, remove those of killed runs, and test which types work here.",
         "rollart sandbox doctor",
     ),
     "build": Command(
         None,
-        "Build the image in which an environment runs with `isolation: docker`.",
+        "Build the Docker image for an environment that runs with `isolation: docker`.",
         "rollart build ./acme-maze",
     ),
     "model": Command(
         f"{_HERE}.model:app",
-        "Create models.",
+        "Create a small model with random weights.",
         "rollart model new ./my-model --env webshop width=128",
     ),
 }

@@ -31,7 +31,8 @@ Overrides = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file."),
 ]
 Env = Annotated[
-    str | None, typer.Option("--env", metavar="ID", help="The environment, instead of a file.")
+    str | None,
+    typer.Option("--env", metavar="ID", help="The environment to use instead of a config file."),
 ]
 Model = Annotated[
     str | None,
@@ -39,34 +40,39 @@ Model = Annotated[
         "--model", metavar="M", help="A model folder, a hub id, or the URL of a server (…/v1)."
     ),
 ]
-Name = Annotated[str | None, typer.Option("--name", help="The server's name of the model.")]
+Name = Annotated[str | None, typer.Option("--name", help="The name of the model on the server.")]
 Tokenizer = Annotated[
     str | None,
     typer.Option(
         "--tokenizer",
         metavar="PATH",
-        help="The served model's tokenizer: requests then contain tokens (vLLM), not text.",
+        help="The tokenizer of the served model, to send token ids instead of text (vLLM).",
     ),
 ]
 Baseline = Annotated[
     list[str] | None,
-    typer.Option("--baseline", metavar="B", help="oracle, noop or random; repeatable."),
+    typer.Option(
+        "--baseline", metavar="B", help="A baseline: oracle, noop or random. Can be repeated."
+    ),
 ]
 Columns = Annotated[
     list[str] | None,
     typer.Option(
         "--with",
         metavar="[LABEL=]DIR",
-        help="Add columns of a finished run or evaluation to the table; repeatable.",
+        help="Add the results of a finished run or evaluation to the table. Can be repeated.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Evaluation folder.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="The folder for the results.")
+]
 Resume = Annotated[
-    Path | None, typer.Option("--resume", metavar="DIR", help="Continue an evaluation.")
+    Path | None,
+    typer.Option("--resume", metavar="DIR", help="Continue the evaluation in this folder."),
 ]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="End with one JSON object; progress goes to stderr.")
+    bool, typer.Option("--json", help="Print one JSON object. Progress goes to stderr.")
 ]
 
 

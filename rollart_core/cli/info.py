@@ -37,7 +37,7 @@ def info(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the spec of one plugin, and its options."""
+    """Show the spec and the options of a plugin."""
     found = [_describe(r) for r in _find(plugin_id)]
     if as_json:
         print_json({"id": plugin_id, "found": found})

@@ -18,5 +18,5 @@ def list_plugins(
     kind: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(KINDS)}.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List installed plugins by kind, with their package, and those that are broken."""
+    """List installed plugins and their packages by kind, and show which plugins are broken."""
     show(kind, as_json=as_json)

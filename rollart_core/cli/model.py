@@ -25,7 +25,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 @app.callback(epilog="Example: rollart model new ./my-model --env webshop width=128")
 def model() -> None:
-    """Create models."""
+    """Create a small model with random weights."""
 
 
 @app.command(
@@ -37,15 +37,15 @@ def new(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Shape of the model (num_layers, width, ...), and env.* for the environment.",
+            help="Model options (num_layers, width, ...) and environment options (env.*).",
         ),
     ] = None,
     env: Annotated[
         str, typer.Option(help="The environment whose text the tokenizer is trained on.")
     ] = "webshop",
-    split: Annotated[str, typer.Option(help="Split of the environment's tasks.")] = "train",
+    split: Annotated[str, typer.Option(help="The split from which tasks are read.")] = "train",
     tasks: Annotated[int, typer.Option(min=1, help="Number of tasks to read.")] = 400,
-    seed: Annotated[int, typer.Option(help="Seed of the weights and of the order of tasks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the weights and the task order.")] = 0,
 ) -> None:
     """Create a small model with random weights and a tokenizer for an environment's text."""
     from rollart_core.runtime.factories import EnvTasks, build_model

@@ -25,15 +25,18 @@ from rollart_core.cli.output import print_json
 from rollart_core.cli.package_names import Kind, PackageName, name_package, refuse_taken
 from rollart_core.errors import UserError, did_you_mean, first_line
 
-Name = Annotated[str, typer.Argument(help="Such as acme-maze: your team, then a topic.")]
+Name = Annotated[
+    str, typer.Argument(help="Name of the package: your team and a topic, such as acme-maze.")
+]
 Id = Annotated[
-    str | None, typer.Option("--id", help="namespace/Name-vN. Default: derived from the name.")
+    str | None,
+    typer.Option("--id", help="An id: namespace/Name-vN. Default: derived from the name."),
 ]
-Output = Annotated[Path, typer.Option(help="The folder to create it in.")]
+Output = Annotated[Path, typer.Option(help="The folder in which to create the package.")]
 NonInteractive = Annotated[
-    bool, typer.Option("--non-interactive", help="Do not prompt; use the defaults.")
+    bool, typer.Option("--non-interactive", help="Use the defaults without prompting.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and do not prompt.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object without prompting.")]
 
 _ENV_KINDS: Final[Mapping[str, Kind]] = {"step": "env", "agent": "agent"}
 _SUMMARIES: Final[Mapping[Kind, str]] = {
@@ -48,7 +51,10 @@ _SUMMARIES: Final[Mapping[Kind, str]] = {
 def new_env(
     name: Name,
     kind: Annotated[
-        str, typer.Option(help="step: has reset and step. agent: a program that owns its loop.")
+        str,
+        typer.Option(
+            help="step: has reset() and step(). agent: runs a program that has its own loop."
+        ),
     ] = "step",
     plugin_id: Id = None,
     output: Output = Path(),

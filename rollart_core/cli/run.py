@@ -27,20 +27,22 @@ INTERRUPTED = 130
 
 def run(
     config: Annotated[
-        str | None, typer.Argument(help="The config file; none with --resume.", show_default=False)
+        str | None,
+        typer.Argument(help="The config file. Do not give one with --resume.", show_default=False),
     ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything and start nothing.")
+        bool, typer.Option("--dry-run", help="Check the config without starting the run.")
     ] = False,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Continue the run in this directory.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="End with one JSON object; progress goes to stderr.")
+        bool,
+        typer.Option("--json", help="Print one JSON object. Progress goes to stderr."),
     ] = False,
 ) -> None:
     """Train a policy with a config file."""

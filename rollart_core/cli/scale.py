@@ -22,15 +22,15 @@ def scale(
         list[str] | None,
         typer.Argument(
             metavar="[TARGET=N]...",
-            help="engines, env_workers, or the name of a pool. Without one, show the numbers.",
+            help="engines, env_workers or the name of a pool. Default: show the current numbers.",
         ),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="Maximum seconds to wait.")
+        float, typer.Option("--timeout", min=1.0, help="Maximum number of seconds to wait.")
     ] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Add or remove engines and env workers of a live run.
+    """Change the number of engines and env workers in a live run.
 
     New workers load the newest weights before they receive work. Workers that are removed finish
     their work, and their sessions continue on others.

@@ -126,4 +126,4 @@ def rollart_run_finished(run_dir: Path, report: Mapping[str, object]) -> None:
 
 @hookspec(firstresult=True)
 def rollart_filter_group(group: Group) -> bool | None:
-    """Return True to train on a group, False to drop it, None to let other plugins decide."""
+    """Return True to train on a group, False to drop it, or None to let other plugins decide."""

@@ -106,26 +106,32 @@ def build_image(project: Project, build: Build, tell: Callable[[str], None]) -> 
 
 def build(
     target: Annotated[
-        str, typer.Argument(metavar="ID|PATH", help="An installed id, or a project folder.")
+        str,
+        typer.Argument(
+            metavar="ID|PATH", help="The id of an installed environment, or a project folder."
+        ),
     ],
     tag: Annotated[
-        list[str] | None, typer.Option(help="Name of the image. Default: based on the id.")
+        list[str] | None, typer.Option(help="Name of the image. Default: derived from the id.")
     ] = None,
     file: Annotated[
         Path | None, typer.Option(help="The Dockerfile. Default: the one in the project.")
     ] = None,
     build_arg: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An ARG of the Dockerfile, such as BASE=..."),
+        typer.Option(
+            metavar="NAME=VALUE", help="A value for an ARG of the Dockerfile, such as BASE=..."
+        ),
     ] = None,
     network: Annotated[
-        str | None, typer.Option(help="Docker's network for the build steps, such as none.")
+        str | None, typer.Option(help="The Docker network for the build steps, such as none.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; progress goes to stderr.")
+        bool,
+        typer.Option("--json", help="Print one JSON object. Progress goes to stderr."),
     ] = False,
 ) -> None:
-    """Build the image of an environment from its project's Dockerfile."""
+    """Build the image of an environment from the Dockerfile of its project."""
     project = find_project(target)
     how = Build(tuple(tag or ()), file, tuple(build_arg or ()), network)
     tags = build_image(project, how, lambda line: typer.echo(line, err=as_json))

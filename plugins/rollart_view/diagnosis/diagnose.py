@@ -53,7 +53,7 @@ def diagnose_command(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Report what happened in a run, with the evidence and the config keys to change.
+    """Find problems in a run, and show the evidence and the config keys to change.
 
     It reads only the journal, and also works while the run continues or after it was killed.
 

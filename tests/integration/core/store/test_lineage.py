@@ -283,5 +283,5 @@ def test_the_journal_of_another_config_is_refused_and_free_keys_are_not(tmp_path
     (tmp_path / "journal.db").write_bytes(b"no database" * 1000)
     with pytest.raises(ConfigError, match="its journal cannot be continued"):
         check_same_run(tmp_path, recorded)
-    with pytest.raises(ConfigError, match="is no run directory"):
+    with pytest.raises(ConfigError, match="is not a run directory"):
         check_same_run(tmp_path / "nowhere", recorded)

@@ -156,7 +156,7 @@ def test_the_command_on_a_sound_run_and_on_a_short_one(rollart: Run, tmp_path: P
 def test_what_is_no_run_is_refused_in_one_line(rollart: Run, tmp_path: Path) -> None:
     code, out, err = rollart("diagnose", str(tmp_path))
     assert (code, out) == (1, "")
-    assert err == f"Error: {tmp_path} is no run directory: it has no journal.db\n"
+    assert err == f"Error: {tmp_path} is not a run directory: it has no journal.db\n"
     (tmp_path / "journal.db").write_text("no database")
     code, _, err = rollart("diagnose", str(tmp_path))
     assert (code, len(err.splitlines())) == (1, 1)

@@ -198,7 +198,7 @@ def test_a_slurm_job_starts_its_cluster_and_joins_it(
     assert len(list((tmp_path / "runs").glob("small-*/report.json"))) == 1
     short = ran(command, environment | job | {"KINDS": "train"})
     assert short.returncode == 1
-    assert "KINDS has 1 words, and the job 2 nodes" in short.stderr
+    assert "KINDS has 1 words, but the job has 2 nodes" in short.stderr
 
 
 def test_the_mission_says_what_its_command_says_and_takes_all_of_it_down(

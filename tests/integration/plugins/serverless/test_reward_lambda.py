@@ -129,7 +129,7 @@ def test_what_lambda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
             large = replace(example_request(), split="x" * 7_000_000)
             answer = await made.invoke(call(example_request(), large, key="large"))
             assert isinstance(answer.results[0], RewardResult)
-            assert "a request of 7.0 MB: lambda takes 6.3 MB" in str(answer.results[1])
+            assert "a request of 7.0 MB: the limit of lambda is 6.3 MB" in str(answer.results[1])
             await made.close()
             for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
                 monkeypatch.delenv(name)
