@@ -211,7 +211,7 @@ def test_a_full_server_says_so(fragile: ServerProcess) -> None:
     first = made(fragile, connect_s=60.0)
     second = made(fragile)
     first.reset()
-    with pytest.raises(EnvironmentFailure, match="all its 1 sessions taken"):
+    with pytest.raises(EnvironmentFailure, match="all 1 sessions are in use"):
         second.reset()
     first.close()
     second.close()
