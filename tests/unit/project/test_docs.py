@@ -70,7 +70,8 @@ def test_the_walk_along_an_episode_names_what_is_there_in_15_files(repo_root: Pa
     text = (repo_root / "docs/explanation/architecture.md").read_text(encoding="utf-8")
     walk = text.partition("## One episode, from reset to the update it causes")[2]
     walk = walk.partition("\n## ")[0]
-    steps = re.split(r"^\d+\. ", walk.partition("\nBefore the first episode")[0], flags=re.MULTILINE)[1:]
+    listed = walk.partition("\nBefore the first episode")[0]
+    steps = re.split(r"^\d+\. ", listed, flags=re.MULTILINE)[1:]
     files = [{path for path, _ in NAMED.findall(step)} for step in steps]
     assert [len(paths) for paths in files] == [1] * len(steps), "each step is one file"
     assert len(set.union(*files)) == len(steps) <= 15
