@@ -31,8 +31,7 @@ Overrides = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file."),
 ]
 Env = Annotated[
-    str | None,
-    typer.Option("--env", metavar="ID", help="The environment to use instead of a config file."),
+    str | None, typer.Option("--env", metavar="ID", help="Environment, instead of a config file.")
 ]
 Model = Annotated[
     str | None,
@@ -51,9 +50,7 @@ Tokenizer = Annotated[
 ]
 Baseline = Annotated[
     list[str] | None,
-    typer.Option(
-        "--baseline", metavar="B", help="A baseline: oracle, noop or random. Can be repeated."
-    ),
+    typer.Option("--baseline", metavar="B", help="oracle, noop or random. Can be repeated."),
 ]
 Columns = Annotated[
     list[str] | None,
@@ -63,12 +60,9 @@ Columns = Annotated[
         help="Add the results of a finished run or evaluation to the table. Can be repeated.",
     ),
 ]
-Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="The folder for the results.")
-]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the results.")]
 Resume = Annotated[
-    Path | None,
-    typer.Option("--resume", metavar="DIR", help="Continue the evaluation in this folder."),
+    Path | None, typer.Option("--resume", metavar="DIR", help="Continue this evaluation.")
 ]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 AsJson = Annotated[

@@ -25,12 +25,9 @@ from rollart_core.cli.output import print_json
 from rollart_core.cli.package_names import Kind, PackageName, name_package, refuse_taken
 from rollart_core.errors import UserError, did_you_mean, first_line
 
-Name = Annotated[
-    str, typer.Argument(help="Name of the package: your team and a topic, such as acme-maze.")
-]
+Name = Annotated[str, typer.Argument(help="Your team and a topic, such as acme-maze.")]
 Id = Annotated[
-    str | None,
-    typer.Option("--id", help="An id: namespace/Name-vN. Default: derived from the name."),
+    str | None, typer.Option("--id", help="namespace/Name-vN. Default: derived from the name.")
 ]
 Output = Annotated[Path, typer.Option(help="The folder in which to create the package.")]
 NonInteractive = Annotated[
@@ -52,9 +49,7 @@ def new_env(
     name: Name,
     kind: Annotated[
         str,
-        typer.Option(
-            help="step: has reset() and step(). agent: runs a program that has its own loop."
-        ),
+        typer.Option(help="step: has reset() and step(). agent: a program with its own loop."),
     ] = "step",
     plugin_id: Id = None,
     output: Output = Path(),

@@ -27,8 +27,7 @@ INTERRUPTED = 130
 
 def run(
     config: Annotated[
-        str | None,
-        typer.Argument(help="The config file. Do not give one with --resume.", show_default=False),
+        str | None, typer.Argument(help="Config file. Omit it with --resume.", show_default=False)
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -41,8 +40,7 @@ def run(
         Path | None, typer.Option(metavar="RUN", help="Continue the run in this directory.")
     ] = None,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object. Progress goes to stderr."),
+        bool, typer.Option("--json", help="Print one JSON object. Progress goes to stderr.")
     ] = False,
 ) -> None:
     """Train a policy with a config file."""

@@ -365,7 +365,7 @@ def test_resume_takes_the_runs_own_config(
     assert "other.yaml" in err
     code, _, err = rollart("run", "--resume", str(folder / "none"))
     assert code == 1
-    assert "no run directory" in err
+    assert "not a run directory" in err
 
 
 def test_a_run_of_an_earlier_release_goes_on_with_its_seeds(
@@ -671,7 +671,7 @@ def test_audit_prints_the_account_and_fails_when_a_promise_was_broken(
 def test_audit_of_no_run_directory(rollart: Run, tmp_path: Path) -> None:
     code, _, err = rollart("audit", str(tmp_path))
     assert code == 1
-    assert "no run directory" in err
+    assert "not a run directory" in err
 
 
 def test_model_new_refuses_a_folder_in_use_and_a_wrong_shape(rollart: Run, tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_engines_join_by_policy_when_requests_queue(tmp_path, live):
 
 
 def test_runs_that_do_not_live_cannot_be_scaled(tmp_path):
-    with pytest.raises(UserError, match="no run directory"):
+    with pytest.raises(UserError, match="not a run directory"):
         ask(tmp_path, {}, timeout_s=1)
     (tmp_path / "journal.db").touch()
     with pytest.raises(UserError, match="it has ended"):

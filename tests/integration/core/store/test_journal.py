@@ -239,7 +239,7 @@ def test_a_full_disk_surfaces_and_keeps_what_was_committed(tmp_path: Path) -> No
 
 
 def test_a_folder_without_a_journal_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match=r"no run directory: it has no journal\.db"):
+    with pytest.raises(JournalError, match=r"not a run directory: it has no journal\.db"):
         JournalReader(tmp_path)
     (tmp_path / "journal.db").write_text("this is no database, however long it goes on" * 100)
     with pytest.raises(JournalError, match="is not the journal of a run"):

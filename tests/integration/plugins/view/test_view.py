@@ -119,7 +119,7 @@ def test_what_cannot_be_drawn_says_so(
     assert "has no recorded train_step" in rollart("plot", str(tmp_path))[2]
     code, _, err = rollart("plot", str(run_dir), "--out", str(tmp_path / "x.gif"))
     assert (code, ".png, .svg, .pdf" in err) == (1, True)
-    assert "no run directory" in rollart("plot", str(tmp_path / "nothing"))[2]
+    assert "not a run directory" in rollart("plot", str(tmp_path / "nothing"))[2]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UserError, match=r"pip install 'rollart\[plot\]'"):
         plot([run_dir], tmp_path / "x.png")
