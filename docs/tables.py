@@ -116,7 +116,7 @@ def all_tables() -> dict[str, Callable[[], str]]:
     for record in RECORDS:
         tables[f"record.{record.__name__}"] = lambda record=record: _record(record)
     tables["isolation"] = lambda: _fields(fields_of(Isolation))
-    tables["boxes.pool"] = lambda: _fields(fields_of(PoolOptions))
+    tables["sandboxes.pool"] = lambda: _fields(fields_of(PoolOptions))
     tables["adapter.common"] = lambda: _fields(fields_of(AdapterOptions))
     for name, model in adapter_models().items():
         tables[f"adapter.{name}"] = lambda model=model: _fields(_own_fields(model))

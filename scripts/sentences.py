@@ -41,8 +41,9 @@ def sentences(page: str) -> list[str]:
     found = []
     for lines in paragraphs:
         joined = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(lines))
-        found += re.split(r"(?<=[.!?:])\s+(?=[A-Z`\"(*])", joined)
-    plain = (s.replace("**", "").strip() for s in found)
+        whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), joined)
+        found += re.split(r"(?<=[.!?])\s+(?=[A-Z`\"(*])", whole)
+    plain = (s.replace("**", "").replace("\0", " ").strip() for s in found)
     return [s for s in plain if len(s.split()) >= LEAST_WORDS]
 
 

@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the boxes of a session in a ledger of its own: boxes of others take no room in it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROLLART_BOXES_DIR", str(tmp_path_factory.mktemp("ledger")))

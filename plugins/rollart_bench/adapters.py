@@ -35,7 +35,7 @@ import rollart_core
 from rollart_bench import native_envs
 from rollart_bench.native_envs import Player
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import BenchSkipped, require
 from rollart_core.contracts.adapter import EnvAdapterSpec
 from rollart_core.errors import PluginError, RollartError, first_line
@@ -162,7 +162,7 @@ def _row(
     Raises:
         BenchSkipped: If its package is not installed.
     """
-    tell(f"{case.name} ...")
+    echo(f"{case.name} ...")
     try:
         ours, close = _ours(case, options)
         theirs = case.native(case.env_id, registry.env_spec(case.name, options).max_turns)
@@ -256,7 +256,7 @@ def _openenv_rows(rounds: int, seconds: float) -> Iterator[dict[str, object]]:
     with _server() as url:
         for sessions in NUM_SESSIONS:
             name = f"openenv::echo, {sessions} session{'s' * (sessions > 1)}"
-            tell(f"{name} ...")
+            echo(f"{name} ...")
             got = [
                 (
                     asyncio.run(_our_sessions(url, sessions, seconds)),

@@ -22,7 +22,7 @@ from statistics import mean, median
 from typing import Any, Final
 
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.sides import NoTrainer
 from rollart_bench.skip import require
 from rollart_core.contracts.env import Workload
@@ -106,10 +106,10 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     sides = placements(cluster, seeds)
     expected = {name: expected_rate(side, cluster) for name, side in sides.items()}
     for name, rate in expected.items():
-        tell(f"{name}: {rate:.2f} trajectories/s expected")
+        echo(f"{name}: {rate:.2f} trajectories/s expected")
     measured, late_ms = asyncio.run(_measure_all(sides, cluster, seconds))
     for name, rate in measured.items():
-        tell(f"{name}: {rate:.2f} trajectories/s measured, {rate / expected[name]:.2f} of expected")
+        echo(f"{name}: {rate:.2f} trajectories/s measured, {rate / expected[name]:.2f} of expected")
     conditions = {"late_ms": round(late_ms, 2)}
     return result("affinity", _rows(measured, expected), conditions=conditions)
 

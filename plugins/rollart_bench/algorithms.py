@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 from rollart_bench import bandit
 from rollart_bench.bandit import Learned
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import require
 from rollart_core.contracts.algorithm import AlgorithmSpec
 from rollart_core.errors import RollartError
@@ -108,7 +108,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         work = _Pending(runs_dir, begin, expert, batches, wall_s, seed)
         outcomes = [_try(name, work) for name in names]
     draw(outcomes, picture)
-    tell(f"curves: {picture}")
+    echo(f"curves: {picture}")
     told = [_told(o) for o in outcomes]
     return result("algorithms", rows(outcomes), picture=str(picture), runs=told)
 
@@ -135,10 +135,10 @@ def _try(name: str, asked: _Pending) -> AlgorithmOutcome:
     try:
         learned = bandit.learn(config_of(name, asked))
     except RollartError as e:
-        tell(f"{name}: {e}")
+        echo(f"{name}: {e}")
         return AlgorithmOutcome(name, None, str(e))
     seconds = learned.report.train_wall_s
-    tell(f"{name}: {learned.before:.0%} to {learned.after:.0%} in {seconds:.0f} s")
+    echo(f"{name}: {learned.before:.0%} to {learned.after:.0%} in {seconds:.0f} s")
     return AlgorithmOutcome(name, learned)
 
 

@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any, Final
 
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.sides import in_fresh_process, run_mapping
 from rollart_bench.skip import require
 from rollart_core.config.model import NewModel
@@ -95,7 +95,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
             for mode, results in got.items():
                 results.append(in_fresh_process(f"{__name__}:measure", {**work, "mode": mode}))
                 speed = results[-1]["trajectories_per_s"]
-                tell(f"round {number} of {rounds}: {mode}: {speed:.2f} trained trajectories/s")
+                echo(f"round {number} of {rounds}: {mode}: {speed:.2f} trained trajectories/s")
     return result("async", _rows(got, work))
 
 
@@ -171,7 +171,7 @@ def slow_reward(asked: Options) -> list[dict[str, object]]:
                     one["batches"] = -(-work["batches"] // 3)
                 measured = in_fresh_process(f"{__name__}:step_time", one)
                 took.append(measured["step_s"])
-                tell(f"round {number} of {rounds}: {mode}: {took[-1]:.2f} s a train step")
+                echo(f"round {number} of {rounds}: {mode}: {took[-1]:.2f} s a train step")
     return _slow_rows(got, work)
 
 

@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from rollart_bench.options import Options
-from rollart_bench.rows import tell
+from rollart_bench.rows import echo
 from rollart_bench.sides import run_mapping
 from rollart_core.runtime.report import RunReport
 from rollart_core.store.estimates import t_95
@@ -112,7 +112,7 @@ def _warm_start(train_steps: int) -> dict[str, object]:
 
 
 def _taught(name: str, runs_dir: Path, env: Mapping[str, object], *, train_steps: int) -> str:
-    tell(f"a model is taught: {name}")
+    echo(f"a model is taught: {name}")
     report = run_mapping(
         run_config(name, runs_dir, env)
         | {

@@ -45,7 +45,7 @@ from rollart_bench.chaos_run import (
 from rollart_bench.chaos_victims import Watched, files_in
 from rollart_bench.learn import example, flat, overrides_of
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import require
 from rollart_core.config.load import apply_override, load_mapping, read_run_config
 from rollart_core.config.model import NewModel
@@ -168,7 +168,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         peace = None
         if not asked.short and not work.ends_itself:
             peace = _executed(Path(folder) / "p", work, [])
-            tell(f"in peace: {peace.num_steps} train_steps in {peace.wall_s:.1f} s")
+            echo(f"in peace: {peace.num_steps} train_steps in {peace.wall_s:.1f} s")
         plan = planned(kinds, kills, steps, seed, episodes_per_step=work.episodes_per_step)
         chaos = _executed(Path(folder) / "c", work, plan)
     return result("chaos", [*_recovery_rows(chaos, kinds, kills), *_rows(chaos, peace, steps)])

@@ -27,14 +27,14 @@ from pathlib import Path
 
 from rollart_bench.chaos_cluster import LocalCluster
 from rollart_bench.chaos_victims import MARK_VARIABLE, Watched
-from rollart_bench.rows import tell
+from rollart_bench.rows import echo
 from rollart_core.errors import JournalError, RollartError
 from rollart_core.store.journal_reader import JournalReader
 from rollart_core.store.journal_schema import ROLLED_BACK
 
 POLL_S = 0.05
 LOOK_S = 0.5
-TELL_S = 30.0
+PROGRESS_S = 30.0
 LIMIT_S = 240.0
 INTERRUPTED = 130
 """Exit code of a run that was asked to end."""
@@ -108,7 +108,7 @@ class AttackedRun:
     """The node to kill next, or the last killed one."""
     look_at_s: float = 0.0
     """The time of the next check of the processes."""
-    tell_at_s: float = 0.0
+    progress_at_s: float = 0.0
     """The time of the next progress line."""
     recoveries: list[Recovery] = field(default_factory=list)
     asked_to_end: bool = False
@@ -218,11 +218,11 @@ class AttackedRun:
             )
         signs.append(lambda: self.trained() > before)
         if not all(self._wait(sign, what) for sign in signs):
-            tell(f"after train_step {before}: {kill.kind} killed, not back when the run ended")
+            echo(f"after train_step {before}: {kill.kind} killed, not back when the run ended")
             return  # no recovery: this one is missing
         took = time.monotonic() - at
         self.recoveries.append(Recovery(kill.kind, took))
-        tell(f"after train_step {before}: {kill.kind} killed, back in {took:.1f} s")
+        echo(f"after train_step {before}: {kill.kind} killed, back in {took:.1f} s")
         if self.cluster is not None:
             self.cluster.bring_back()
 
@@ -330,9 +330,9 @@ class AttackedRun:
         if time.monotonic() > self.look_at_s:
             self.look_at_s = time.monotonic() + LOOK_S
             self.watched.alive()  # records their ids
-        if time.monotonic() > self.tell_at_s:
-            self.tell_at_s = time.monotonic() + TELL_S
-            tell(f"  {self.trained()} train_steps")
+        if time.monotonic() > self.progress_at_s:
+            self.progress_at_s = time.monotonic() + PROGRESS_S
+            echo(f"  {self.trained()} train_steps")
         code = self.process.poll()
         if code not in (None, 0) and not (code == INTERRUPTED and self.asked_to_end):
             raise RollartError(f"the run ended with exit code {code}: {self._tail()}")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import require
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult, InferenceEngine
 from rollart_core.plugins.registry import build
@@ -167,7 +167,7 @@ class Duel:
         case = f"{self.name}, {load.conversations} at once, {load.new_prompt_tokens} tokens in, "
         case += f"{load.new_tokens} out" + (f", {load.turns} turns" if load.turns > 1 else "")
         ours, theirs = (median(column) for column in zip(*got, strict=True))
-        tell(f"{case}: {ours:.0f} tokens/s, {self.peer} {theirs:.0f}")
+        echo(f"{case}: {ours:.0f} tokens/s, {self.peer} {theirs:.0f}")
         ratios = [a / b for a, b in got]
         return row(case, ours, theirs, self.peer, "tokens/s", ratios=ratios, mark=mark)
 

@@ -29,7 +29,7 @@ from rollart_bench import bandit
 from rollart_bench.bandit import Learned
 from rollart_bench.learn import SMOOTHED_OVER
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import require
 from rollart_view.pictures import new_figure, save, smoothed
 
@@ -125,9 +125,9 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         for seed in range(num_seeds):
             for name, runs in got.items():
                 runs.append(bandit.learn(_config(name, runs_dir, begin, seed, batches)))
-                tell(f"seed {seed}, {name}: the best arm in {runs[-1].after:.0%} of pulls")
+                echo(f"seed {seed}, {name}: the best arm in {runs[-1].after:.0%} of pulls")
     draw(got, picture)
-    tell(f"picture: {picture}")
+    echo(f"picture: {picture}")
     told = [_told(name, seed, r) for name, rs in got.items() for seed, r in enumerate(rs)]
     return result("failures", rows(got), picture=str(picture), runs=told)
 

@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any, Final
 
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.sides import in_fresh_process
 from rollart_bench.skip import require
 from rollart_core.config.model import NewModel
@@ -109,7 +109,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
                 work = {"side": side, "model": path, "load": asdict(load)}
                 results.append(in_fresh_process(f"{__name__}:measure", work))
                 ms = results[-1]["p50_ms"]
-                tell(f"round {number} of {rounds}: {side}: {ms:.2f} ms over the engine's own")
+                echo(f"round {number} of {rounds}: {side}: {ms:.2f} ms over the engine's own")
     return result("gateway", _rows(got, load))
 
 

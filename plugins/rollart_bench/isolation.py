@@ -15,7 +15,7 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import why_no_sandbox
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_sandboxes.isolation.config import SANDBOX
@@ -60,7 +60,7 @@ async def _rows(kinds: Sequence[str], image: str, num_steps: int) -> list[dict[s
     rows: list[dict[str, object]] = []
     for kind in kinds:
         isolation = _isolation(kind, image)
-        tell(f"{kind}: {num_steps} steps of 1 and of {MANY} episodes")
+        echo(f"{kind}: {num_steps} steps of 1 and of {MANY} episodes")
         rows += await _compared(kind, isolation, num_steps)
     return rows
 

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import BenchSkipped, require
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
@@ -69,7 +69,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         curves.append(_learn(path, [*overrides, f"seed={seed}"], seed))
     mark = None if asked.short else MARK
     draw(curves, picture, title=path.stem, mark=mark)
-    tell(f"curves: {picture}")
+    echo(f"curves: {picture}")
     told = [{"seed": c.seed, **c.report} for c in curves]
     return result("learn", _rows(curves, mark), picture=str(picture), runs=told)
 
@@ -102,7 +102,7 @@ class Messages:
 
     def message(self, text: str) -> None:
         """Write a message."""
-        tell(f"{self._name}: {text}")
+        echo(f"{self._name}: {text}")
 
 
 def _learn(path: Path, overrides: Sequence[str], seed: int) -> Curve:

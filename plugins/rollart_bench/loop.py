@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from rollart_bench.one_turn import NUM_TASKS, digits
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.sides import in_fresh_process, run_mapping
 from rollart_bench.skip import require
 from rollart_core.config.model import NewModel
@@ -136,7 +136,7 @@ def _rows(name: str, work: Work, rounds: int) -> Iterator[dict[str, object]]:
         for side, seconds in got.items():
             seconds.append(work.theirs() if side == "peer" else work.ours(side))
             who = PEER if side == "peer" else f"ours, {side}"
-            tell(f"{name}, round {number} of {rounds}: {who}: {seconds[-1]:.3f} s/step")
+            echo(f"{name}, round {number} of {rounds}: {who}: {seconds[-1]:.3f} s/step")
     for mode in MODES:
         ratios = [b / a for a, b in zip(got[mode], got["peer"], strict=True)]
         case = f"{name} fp32, {NUM_PROMPTS * GROUP_SIZE} x {NEW_TOKENS} tokens, {_spell(mode)}"

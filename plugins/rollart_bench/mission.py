@@ -42,7 +42,7 @@ from rollart_bench.chaos_run import NODE, AttackedRun, Kill, planned
 from rollart_bench.chaos_victims import Watched
 from rollart_bench.learn import EXAMPLES, example
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import BenchSkipped, require, why_no_sandbox
 from rollart_core.config.load import dump_yaml, read_yaml
 from rollart_core.errors import RollartError, UserError
@@ -159,7 +159,7 @@ def _measured(work: _Work) -> list[dict[str, object]]:
         for name, of_it in _only(mixture["envs"], work.only).items():
             alone = executed(_alone(config, name, of_it["trained"]), [], seed, limit_s)
             rows += _alone_rows(name, of_it, alone)
-            tell(f"{name}: {_success(of_it)} in the mixture, {_success(alone.report)} alone")
+            echo(f"{name}: {_success(of_it)} in the mixture, {_success(alone.report)} alone")
     return rows
 
 
@@ -331,7 +331,7 @@ def executed(config: Config, kills: Sequence[Kill], seed: int, limit_s: float) -
         if attacked.run_dir is None:
             raise RollartError("the run did not create a run directory")
         report = _report(attacked.run_dir)
-        tell(f"{report['batches']} batches in {wall_s:.0f} s, {len(kills)} kills")
+        echo(f"{report['batches']} batches in {wall_s:.0f} s, {len(kills)} kills")
         return MissionOutcome(wall_s, report, audit(attacked.run_dir), len(attacked.recoveries))
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from rollart_bench.learn import SHORT, example, overrides_of
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import require
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
@@ -74,9 +74,9 @@ def _over_pools(address: str) -> list[str]:
 
 
 def _run(name: str, path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    tell(f"{name}: {path.name}")
+    echo(f"{name}: {path.name}")
     report = launch(resolve_run(load_config(path, overrides), source=str(path))).as_dict()
-    tell(f"{name}: {report['stop_reason']}, success after {report['success_after']}")
+    echo(f"{name}: {report['stop_reason']}, success after {report['success_after']}")
     return report
 
 

@@ -29,7 +29,7 @@ from statistics import median
 from typing import Any, Final
 
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.sides import in_fresh_process
 from rollart_bench.waiting_reward import ID, WaitingReward, wait_of
 from rollart_core.contracts.reward import RewardBackend, RewardRef, RewardRequest, RewardResult
@@ -87,12 +87,12 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
             measured = in_fresh_process(f"{__name__}:measure", work)
             got.setdefault(way, []).append(measured)
             rate = measured["rate"]
-            tell(f"round {number} of {rounds}: {way}: {rate:.0f} scores/s of 1 ms")
+            echo(f"round {number} of {rounds}: {way}: {rate:.0f} scores/s of 1 ms")
     rows = [made for way in ways for made in _fast_rows(way, got)]
     for way in () if asked.short else ways:
         work = {"way": way, "wait_s": _SLOW_S, "spread": True, "num": _NUM_SLOW}
         measured = in_fresh_process(f"{__name__}:measure", work)
-        tell(f"{way}: {measured['rate']:.1f} scores/s of 2 s")
+        echo(f"{way}: {measured['rate']:.1f} scores/s of 2 s")
         rows += _slow_rows(way, measured)
     skipped: dict[str, str] = {way: why for way, why in reasons.items() if why}
     return result("rewards", rows, skipped_cases=skipped)

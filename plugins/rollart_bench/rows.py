@@ -96,7 +96,7 @@ def result(
     }
 
 
-def tell(progress: str) -> None:
+def echo(progress: str) -> None:
     """Write progress of a benchmark to stderr; stdout is reserved for its object."""
     print(progress, file=sys.stderr, flush=True)
 

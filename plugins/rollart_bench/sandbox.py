@@ -28,13 +28,13 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import why_no_sandbox
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import EpisodeError, UserError, first_line
 from rollart_core.plugins import registry
 
-TAKES: Final = ("sandbox", "image", "boxes", "execs", "resets", "starts", "held", "short")
+TAKES: Final = ("sandbox", "image", "sandboxes", "execs", "resets", "starts", "held", "short")
 
 MARK_START_MS = 60.0
 MARK_EXEC = 10.0
@@ -60,7 +60,7 @@ _COMMON = frozenset({"dockerd", "containerd", "systemd", "init"})
 class Extent:
     """The numbers of measurements."""
 
-    num_boxes: int
+    num_sandboxes: int
     """Sandboxes, one after the other."""
     num_execs: int
     """Commands in each."""
@@ -84,7 +84,7 @@ class Times:
     """The ratio of each peer's median to ours, per sandbox."""
     reset: list[float] = field(default_factory=list)
     git: list[float] = field(default_factory=list)
-    boxes_a_second: float = 0.0
+    sandboxes_per_s: float = 0.0
     num_held: int = 0
     memory_bytes: list[int] = field(default_factory=list)
 
@@ -94,7 +94,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``sandbox`` (``process,bubblewrap,docker``), ``image`` of docker's sandboxes and of
-            the peer (``rollart-test:latest``), ``boxes`` (10): sandboxes one after the other,
+            the peer (``rollart-test:latest``), ``sandboxes`` (10): sandboxes one after the other,
             ``execs`` (30) in each, ``resets`` (10), ``starts`` (32) eight at a time, ``held`` (32)
             concurrently; ``short`` for a fifth of all.
 
@@ -104,7 +104,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     asked = Options("sandbox", options)
     share = 5 if asked.short else 1
     extent = Extent(
-        num_boxes=asked.integer("boxes", 10 // share),
+        num_sandboxes=asked.integer("sandboxes", 10 // share),
         num_execs=asked.integer("execs", 30 // share),
         num_resets=asked.integer("resets", 10 // share),
         num_started=asked.integer("starts", 32 // share),
@@ -135,14 +135,14 @@ async def _measure_all(
             container = DockerExec(image)
             stack.callback(container.close)
             ways = container.ways()
-        for turn in range(extent.num_boxes):
+        for turn in range(extent.num_sandboxes):
             for name, make in makers.items():
-                tell(f"{name}: sandbox {turn + 1} of {extent.num_boxes}")
+                echo(f"{name}: sandbox {turn + 1} of {extent.num_sandboxes}")
                 await _one_sandbox(make, ways, extent.num_execs, times[name])
         for name, make in makers.items():
-            tell(f"{name}: resets, concurrent starts, held sandboxes")
+            echo(f"{name}: resets, concurrent starts, held sandboxes")
             await _resets(make, extent.num_resets, times[name])
-            times[name].boxes_a_second = await _starts(make, extent.num_started)
+            times[name].sandboxes_per_s = await _starts(make, extent.num_started)
             await _hold(make, extent.num_held, times[name])
     return [made for name in makers for made in _rows(name, times[name])]
 
@@ -161,17 +161,17 @@ async def _one_sandbox(
     times: Times,
 ) -> None:
     """Start a sandbox, run commands in turn with the peers, and close it."""
-    box = make()
-    times.start.append(await _timed(box.start))
+    sandbox = make()
+    times.start.append(await _timed(sandbox.start))
     ours: list[float] = []
     theirs: dict[str, list[float]] = {peer: [] for peer in ways}
     try:
         for _ in range(num_execs):
-            ours.append(await _timed(partial(box.exec, ["true"], timeout_s=60)))
+            ours.append(await _timed(partial(sandbox.exec, ["true"], timeout_s=60)))
             for peer, way in ways.items():
                 theirs[peer].append(await asyncio.to_thread(way))
     finally:
-        times.close.append(await _timed(box.close))
+        times.close.append(await _timed(sandbox.close))
     times.exec += ours
     for peer, values in theirs.items():
         times.peers.setdefault(peer, []).extend(values)
@@ -180,58 +180,58 @@ async def _one_sandbox(
 
 async def _resets(make: Callable[[], Sandbox], num_resets: int, times: Times) -> None:
     """Reset a changed repository, in turn with git's own method."""
-    box = make()
-    await box.start()
+    sandbox = make()
+    await sandbox.start()
     try:
-        made = await box.exec(["/bin/sh", "-c", _REPOSITORY], timeout_s=300)
-        snapshot = await box.snapshot()
+        made = await sandbox.exec(["/bin/sh", "-c", _REPOSITORY], timeout_s=300)
+        snapshot = await sandbox.snapshot()
         for _ in range(num_resets):
-            await box.exec(["/bin/sh", "-c", _CHANGE], timeout_s=60)
-            times.reset.append(await _timed(partial(box.restore, snapshot)))
+            await sandbox.exec(["/bin/sh", "-c", _CHANGE], timeout_s=60)
+            times.reset.append(await _timed(partial(sandbox.restore, snapshot)))
             if made.exit_code == 0:
-                await box.exec(["/bin/sh", "-c", _CHANGE], timeout_s=60)
-                git = partial(box.exec, ["/bin/sh", "-c", _GIT], timeout_s=60)
+                await sandbox.exec(["/bin/sh", "-c", _CHANGE], timeout_s=60)
+                git = partial(sandbox.exec, ["/bin/sh", "-c", _GIT], timeout_s=60)
                 times.git.append(await _timed(git))
-                await box.restore(snapshot)
+                await sandbox.restore(snapshot)
     finally:
-        await box.close()
+        await sandbox.close()
 
 
-async def _starts(make: Callable[[], Sandbox], num_boxes: int, at_once: int = 8) -> float:
+async def _starts(make: Callable[[], Sandbox], num_sandboxes: int, at_once: int = 8) -> float:
     """Return how many sandboxes start per second, with a number of concurrent starts."""
-    boxes = [make() for _ in range(num_boxes)]
+    sandboxes = [make() for _ in range(num_sandboxes)]
     limit = asyncio.Semaphore(at_once)
 
-    async def start(box: Sandbox) -> None:
+    async def start(sandbox: Sandbox) -> None:
         async with limit:
-            await box.start()
+            await sandbox.start()
 
     try:
         began = time.perf_counter()
-        await asyncio.gather(*map(start, boxes))
-        return num_boxes / (time.perf_counter() - began)
+        await asyncio.gather(*map(start, sandboxes))
+        return num_sandboxes / (time.perf_counter() - began)
     finally:
-        await asyncio.gather(*(box.close() for box in boxes))
+        await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
 
 
-async def _hold(make: Callable[[], Sandbox], num_boxes: int, times: Times) -> None:
+async def _hold(make: Callable[[], Sandbox], num_sandboxes: int, times: Times) -> None:
     """Hold sandboxes at the same time: count those that respond, and the memory of each."""
-    boxes: list[Sandbox] = []
+    sandboxes: list[Sandbox] = []
     try:
-        for _ in range(num_boxes):
-            box = make()
+        for _ in range(num_sandboxes):
+            sandbox = make()
             try:
-                await box.start()
+                await sandbox.start()
             except EpisodeError as e:
-                tell(f"after {len(boxes)} sandboxes: {first_line(str(e))}")
+                echo(f"after {len(sandboxes)} sandboxes: {first_line(str(e))}")
                 break
-            boxes.append(box)
-        done = [await box.exec(["true"], timeout_s=60) for box in boxes]
+            sandboxes.append(sandbox)
+        done = [await sandbox.exec(["true"], timeout_s=60) for sandbox in sandboxes]
         times.num_held = sum(result.exit_code == 0 for result in done)
-        pids = [pid for box in boxes if (pid := getattr(box, "agent_pid", None))]
+        pids = [pid for sandbox in sandboxes if (pid := getattr(sandbox, "agent_pid", None))]
         times.memory_bytes = [size for pid in pids if (size := memory_bytes(pid)) is not None]
     finally:
-        await asyncio.gather(*(box.close() for box in boxes))
+        await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
 
 
 async def _timed(action: Callable[[], Awaitable[object]]) -> float:
@@ -264,8 +264,8 @@ def _rows(name: str, times: Times) -> Iterator[dict[str, object]]:
         "1/s",
         ratios=ratios or None,
     )
-    yield row(f"{name}: starts, 8 at once", times.boxes_a_second, None, None, "1/s")
-    yield row(f"{name}: boxes held at once", times.num_held, None, None, "boxes")
+    yield row(f"{name}: starts, 8 at once", times.sandboxes_per_s, None, None, "1/s")
+    yield row(f"{name}: sandboxes held at once", times.num_held, None, None, "sandboxes")
     if times.memory_bytes:  # not every system reports it
         size = median(times.memory_bytes) / 2**20
         yield row(f"{name}: memory of an empty box", size, None, None, "MiB")

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Final
 
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.sides import NoTrainer, in_fresh_process
 from rollart_bench.skip import require
 from rollart_core.config.model import NewModel
@@ -69,7 +69,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     for number in range(1, rounds + 1):
         measured.append((_measured(small), _measured(large)))
         few, many = (side["trajectories_per_s"] for side in measured[-1])
-        tell(f"round {number} of {rounds}: {few:.0f} trajectories/s, with {large} live {many:.0f}")
+        echo(f"round {number} of {rounds}: {few:.0f} trajectories/s, with {large} live {many:.0f}")
     ratios = [b["trajectories_per_s"] / a["trajectories_per_s"] for a, b in measured]
     ours = median(b["trajectories_per_s"] for _, b in measured)
     peer = median(a["trajectories_per_s"] for a, _ in measured)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from rollart_bench import bandit
 from rollart_bench.learn import SMOOTHED_OVER, Messages, example, flat, overrides_of
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import require
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
@@ -144,7 +144,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
             seeded = overrides_of({**keys, "seed": base.seed + n})
             outcomes.append(_outcome(asked, name, base.seed + n, path, seeded))
             _draw(outcomes, picture)
-    tell(f"curves: {picture}")
+    echo(f"curves: {picture}")
     rows = [row_of(outcome) for outcome in outcomes]
     told = [outcome.as_dict() for outcome in outcomes]
     return result("stability", rows, picture=str(picture), runs=told)
@@ -230,7 +230,7 @@ def _outcome(
         outcome = _train(arm, seed, path, keys)
         kept.write_text(json.dumps({"keys": list(keys), **asdict(outcome)}), encoding="utf-8")
     else:
-        tell(f"{arm}, seed {seed}: as in {kept}")
+        echo(f"{arm}, seed {seed}: as in {kept}")
     return outcome
 
 

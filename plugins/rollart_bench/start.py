@@ -17,7 +17,7 @@ from statistics import median
 from typing import Final
 
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 
 TAKES: Final = ("rounds", "short")
 
@@ -86,7 +86,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
                 taken = seconds(arguments, packages)
                 if number:
                     times[case].append(taken)
-        tell(f"{rounds} rounds")
+        echo(f"{rounds} rounds")
     rows = [_row(case, times[case], mark) for case, _, _, mark in cases]
     return result("start", rows)
 

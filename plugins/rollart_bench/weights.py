@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from rollart_bench.options import Options
-from rollart_bench.rows import result, row, tell
+from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import require
 from rollart_core.contracts.inference import GenerateRequest, InferenceEngine, WeightSwap
 from rollart_core.contracts.weights import WeightChannel
@@ -144,7 +144,7 @@ def _delta_rows(
                 version += 1
                 model.train_step()
             rows.append(_share_row(name, lr, shares, publication.num_bytes))
-            tell(f"lr {lr:g}: {mean(shares):.2%} of the bytes, {mean(publish_s):.2f} s to publish")
+            echo(f"lr {lr:g}: {mean(shares):.2%} of the bytes, {mean(publish_s):.2f} s to publish")
     finally:
         reader.close()
         publisher.close()
@@ -191,7 +191,7 @@ def _same(got: Mapping[str, torch.Tensor], model: WeightSideModel) -> bool:
 def _channel_rows(case: str, got: Measured) -> list[dict[str, object]]:
     stall_s, stopped_s = median(got.stall_s), median(got.stopped_s)
     fetch_s, publish_s = median(got.fetch_s), median(got.publish_s)
-    tell(
+    echo(
         f"{case}: stall {stall_s * 1e3:.2f} ms (stopped: {stopped_s * 1e3:.0f} ms), publish "
         f"{publish_s:.2f} s, fetch {fetch_s:.2f} s, {median(got.moved_bytes) / 1e6:.1f} MB"
     )

@@ -315,9 +315,11 @@ def future_of(ref: Any) -> asyncio.Future[Any]:
 def reason(error: Exception) -> str:
     """Return Ray's multi-line message on the end of an actor or task in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith(("The actor is dead", "The node", "The "))]
-    if telling:
-        return first_line(telling[-1])
+    selected = [
+        line for line in lines if line.startswith(("The actor is dead", "The node", "The "))
+    ]
+    if selected:
+        return first_line(selected[-1])
     return first_line(lines[-1]) if lines else type(error).__name__
 
 

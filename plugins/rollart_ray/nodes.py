@@ -24,7 +24,7 @@ from rollart_ray.pools import Node
 MISSING = "none"
 """The version of a missing distribution."""
 
-BOX_S = 240.0
+SANDBOX_S = 240.0
 """Time limit to start one sandbox on a node that has its image."""
 Nodes = Mapping[str, Sequence[Node]]
 """Role -> the node of each of its workers."""
@@ -39,7 +39,7 @@ def ask_versions(distributions: Sequence[str]) -> Callable[[], dict[str, str]]:
     """Return a function that returns a node's versions."""
     wanted = list(distributions)
 
-    def tell() -> dict[str, str]:
+    def notify() -> dict[str, str]:
         import platform
         from importlib.metadata import PackageNotFoundError, version
 
@@ -51,7 +51,7 @@ def ask_versions(distributions: Sequence[str]) -> Callable[[], dict[str, str]]:
                 found[name] = "none"
         return found
 
-    return tell
+    return notify
 
 
 def differences(driver: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -154,12 +154,12 @@ def check_what_is_missing(
     """
     given = dict(options)
 
-    def tell() -> list[str]:
+    def notify() -> list[str]:
         from rollart_core.config.resolve_plugin import missing
 
         return [problem.within() for problem in missing(kind, plugin_id, given)]
 
-    return tell
+    return notify
 
 
 def check_sandbox_on_node(
@@ -233,7 +233,7 @@ class NodeChecks:
             *await self.weights(nodes, shared),
             *await self.engines(classes, nodes["engine"]),
             *await self.environments(nodes["env"]),
-            *await self.boxes(nodes["env"]),
+            *await self.sandboxes(nodes["env"]),
         ]
 
     async def files(self, nodes: Nodes) -> list[str]:
@@ -309,7 +309,7 @@ class NodeChecks:
                 faults += [f"node {node.title}: {name}: {line}" for line in lines]
         return faults
 
-    async def boxes(self, nodes: Sequence[Node]) -> list[str]:
+    async def sandboxes(self, nodes: Sequence[Node]) -> list[str]:
         """A sandbox of each environment that needs one starts on every node of env workers."""
         faults = []
         for env in self._run.envs:
@@ -317,7 +317,7 @@ class NodeChecks:
             if registry.ISOLATION not in options and "sandbox" not in options:
                 continue
             question = check_sandbox_on_node(name, options)
-            for node, fault in (await self._cluster.ask(question, nodes, BOX_S)).items():
+            for node, fault in (await self._cluster.ask(question, nodes, SANDBOX_S)).items():
                 if fault is not None:
                     why, mend = fault
                     told = f": {mend}" if mend else ""

@@ -192,12 +192,12 @@ def check_nodes(
     for name, num in wanted.items() if engine_devices > 1 else ():
         pool = by_name[name].model_copy(update={"resources": _per_device(by_name[name])})
         there = [(n, f) for n in nodes if _is_of(pool, n) and (f := _fits(pool, n))]
-        room = sum(fits // engine_devices for _, fits in there)
-        if room < num:
+        capacity = sum(fits // engine_devices for _, fits in there)
+        if capacity < num:
             have = ", ".join(f"{node.name} has {fits}" for node, fits in there)
             raise ConfigError(
                 f"pool {name!r}: {num} engine(s) take {engine_devices} devices of one node each, "
-                f"but there are slots for {room} ({have}): use fewer devices per engine, use "
+                f"but there are slots for {capacity} ({have}): use fewer devices per engine, use "
                 "fewer engines, or add nodes"
             )
 
@@ -309,16 +309,16 @@ def _check_capacity(
 def _fault(pool: RayPool, nodes: Sequence[Node]) -> str | None:
     """Return what the cluster lacks of a pool; None if nothing."""
     labelled = [n for n in nodes if _is_of(pool, n)]
-    room = [_fits(pool, node) for node in labelled]
+    capacity = [_fits(pool, node) for node in labelled]
     wants = _amounts(pool.resources) + (
         f" on nodes with {dict(pool.labels)}" if pool.labels else ""
     )
-    if not any(room):
+    if not any(capacity):
         return f"pool {pool.name!r}: no node of the cluster has {wants}"
-    if sum(room) < pool.count:
+    if sum(capacity) < pool.count:
         return (
             f"pool {pool.name!r}: {pool.count} devices are requested, but the cluster has "
-            f"{sum(room)} ({wants} each): lower its count or add nodes"
+            f"{sum(capacity)} ({wants} each): lower its count or add nodes"
         )
     return None
 

@@ -41,7 +41,7 @@ def list_sandboxes(as_json: Json = False) -> None:
     now = time.time()
     found = loop.run(live_sandboxes(LiveSandboxes()))
     if as_json:
-        print_json({"boxes": [_as_dict(record, now) for record in found]})
+        print_json({"sandboxes": [_as_dict(record, now) for record in found]})
         return
     if not found:
         typer.echo("There are no sandboxes on this machine.")
@@ -57,10 +57,10 @@ def collect_garbage(as_json: Json = False) -> None:
     """Remove the containers, cgroups and folders that sandboxes of killed runs left behind."""
     from rollart_core.rollout import loop
     from rollart_sandboxes.pool import gc
-    from rollart_sandboxes.pool.doctor import walls
+    from rollart_sandboxes.pool.doctor import sandbox_types
     from rollart_sandboxes.pool.live import LiveSandboxes
 
-    done = loop.run(gc.collect_garbage(LiveSandboxes(), sweep=walls()))
+    done = loop.run(gc.collect_garbage(LiveSandboxes(), sweep=sandbox_types()))
     if as_json:
         print_json(asdict(done))
     else:
@@ -97,16 +97,16 @@ def doctor(
     The exit code is 0 if at least one type that isolates code (or the named one) works.
     """
     from rollart_core.rollout import loop
-    from rollart_sandboxes.pool.doctor import diagnose, machine, walls
+    from rollart_sandboxes.pool.doctor import diagnose, machine, sandbox_types
 
     chosen = as_options(options or [])
-    names = [name] if name else walls()
+    names = [name] if name else sandbox_types()
     here = machine()
     found = [loop.run(diagnose(one, chosen)) for one in names]
     works = any(one.works and (one.isolates or bool(name)) for one in found)
     if as_json:
-        walls_found = [asdict(one) for one in found]
-        print_json({"works": works, "machine": list(map(asdict, here)), "sandboxes": walls_found})
+        types_found = [asdict(one) for one in found]
+        print_json({"works": works, "machine": list(map(asdict, here)), "sandboxes": types_found})
     else:
         _show("this machine", here)
         for one in found:
@@ -116,8 +116,8 @@ def doctor(
 
 
 def _title(found: SandboxDiagnosis) -> str:
-    wall = found.isolation if found.isolates else "no isolation"
-    return f"{found.sandbox} ({wall}): {'works' if found.works else 'does not work'}"
+    isolation = found.isolation if found.isolates else "no isolation"
+    return f"{found.sandbox} ({isolation}): {'works' if found.works else 'does not work'}"
 
 
 def _show(title: str, findings: Iterable[Finding]) -> None:
@@ -131,10 +131,19 @@ def _row(record: SandboxRecord, now: float) -> Sequence[str]:
     left = "" if record.ttl_s is None else _span(record.opened_at + record.ttl_s - now)
     owner = f"{record.pid or '?'} ({'gone' if record.is_orphan else 'alive'})"
     age = _span(now - record.opened_at)
-    return (_wall(record), record.name, owner, record.run, _state(record), age, left, memory)
+    return (
+        _isolation_of(record),
+        record.name,
+        owner,
+        record.run,
+        _state(record),
+        age,
+        left,
+        memory,
+    )
 
 
-def _wall(record: SandboxRecord) -> str:
+def _isolation_of(record: SandboxRecord) -> str:
     """Return the short name of its sandbox type, if that type is installed here."""
     from rollart_core.errors import UserError
     from rollart_core.plugins import registry

@@ -418,7 +418,7 @@ class _Tunnel:
     def close(self) -> None:
         self._task.cancel()
 
-    def _tell(self, what: str, body: bytes = b"", **more: int) -> None:
+    def _notify(self, what: str, body: bytes = b"", **more: int) -> None:
         self._send({"op": "stream", "s": self._number, "what": what, **more}, body)
 
     async def _reach(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -443,7 +443,7 @@ class _Tunnel:
                 both.create_task(self._from_sandbox(writer))
                 both.create_task(self._to_sandbox(reader))
         except (OSError, ExceptionGroup):
-            self._tell("reset")
+            self._notify("reset")
         finally:
             if writer is not None:
                 writer.close()
@@ -455,7 +455,7 @@ class _Tunnel:
             writer.write(data)
             await writer.drain()
             self._held -= len(data)
-            self._tell("ack", n=len(data))
+            self._notify("ack", n=len(data))
         if writer.can_write_eof():
             writer.write_eof()
 
@@ -466,7 +466,7 @@ class _Tunnel:
                 await self._has_credit.wait()
             data = await reader.read(min(STREAM_CHUNK, self._credit))
             if not data:
-                self._tell("eof")
+                self._notify("eof")
                 return
             self._credit -= len(data)
-            self._tell("data", data)
+            self._notify("data", data)

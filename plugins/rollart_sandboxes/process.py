@@ -24,7 +24,7 @@ from rollart_sandboxes.config import ProcessConfig, SandboxConfig
 from rollart_sandboxes.connection import bootstrap
 from rollart_sandboxes.spawn import spawn
 
-_BOX: Final = "ROLLART_BOX"
+_SANDBOX: Final = "ROLLART_BOX"
 _PREFIX: Final = "rollart-box-"
 
 
@@ -63,7 +63,7 @@ class ProcessSandbox(AgentSandbox):
             "own_root": str(self._folder),
             "confine": True,
             "limits": limits,
-            "env": {**keep, **self._options.env, _BOX: self._name},
+            "env": {**keep, **self._options.env, _SANDBOX: self._name},
         }
 
     async def forward_port(self, target: str) -> str:
@@ -85,7 +85,7 @@ class ProcessSandbox(AgentSandbox):
 
 def _kill_all_of(name: str) -> None:
     """Kill the commands of a sandbox, which carry its name in their environment."""
-    for pid in _bearing(f"{_BOX}={name}".encode()):
+    for pid in _bearing(f"{_SANDBOX}={name}".encode()):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 

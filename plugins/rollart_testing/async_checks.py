@@ -211,63 +211,63 @@ async def _close_twice(part: InferenceEngine | Sandbox | RewardBackend) -> None:
 
 
 async def _sandbox_checks(make: Callable[[], Sandbox]) -> list[CheckResult]:
-    box = make()
+    sandbox = make()
     try:
         return await run_async_checks(
             {
-                "start": box.start,
-                "exec": partial(_check_exec, box),
-                "timeout": partial(_check_timeout, box),
-                "output_cap": partial(_check_output_cap, box),
-                "files": partial(_check_files, box),
-                "snapshot": partial(_check_snapshot, box),
-                "close_twice": partial(_close_twice, box),
+                "start": sandbox.start,
+                "exec": partial(_check_exec, sandbox),
+                "timeout": partial(_check_timeout, sandbox),
+                "output_cap": partial(_check_output_cap, sandbox),
+                "files": partial(_check_files, sandbox),
+                "snapshot": partial(_check_snapshot, sandbox),
+                "close_twice": partial(_close_twice, sandbox),
             }
         )
     finally:
-        await box.close()
+        await sandbox.close()
 
 
-async def _check_exec(box: Sandbox) -> None:
-    result = await box.exec(["echo", "a b"], timeout_s=10)
+async def _check_exec(sandbox: Sandbox) -> None:
+    result = await sandbox.exec(["echo", "a b"], timeout_s=10)
     expect((result.exit_code, result.stdout) == (0, b"a b\n"), f"echo gave {result}")
-    result = await box.exec(["false"], timeout_s=10)
+    result = await sandbox.exec(["false"], timeout_s=10)
     expect(result.exit_code == 1, f"false gave {result.exit_code}")
-    result = await box.exec(["cat"], timeout_s=10, stdin=b"through")
+    result = await sandbox.exec(["cat"], timeout_s=10, stdin=b"through")
     expect(result.stdout == b"through", f"cat did not get its stdin: {result}")
-    result = await box.exec(["no-such-command"], timeout_s=10)
+    result = await sandbox.exec(["no-such-command"], timeout_s=10)
     expect(result.exit_code != 0, "a command that does not exist ended with 0")
 
 
-async def _check_timeout(box: Sandbox) -> None:
-    result = await box.exec(["sleep", "30"], timeout_s=0.2)
+async def _check_timeout(sandbox: Sandbox) -> None:
+    result = await sandbox.exec(["sleep", "30"], timeout_s=0.2)
     expect(result.timed_out, f"sleep 30 in 0.2 s gave {result}")
     expect(result.wall_s < 10, f"it took {result.wall_s} s to end a command with a 0.2 s limit")
 
 
-async def _check_output_cap(box: Sandbox) -> None:
-    result = await box.exec(["echo", "x" * 100], timeout_s=10, max_output_bytes=10)
+async def _check_output_cap(sandbox: Sandbox) -> None:
+    result = await sandbox.exec(["echo", "x" * 100], timeout_s=10, max_output_bytes=10)
     expect(result.truncated and len(result.stdout) <= 10, f"{len(result.stdout)} bytes, cap 10")
 
 
-async def _check_files(box: Sandbox) -> None:
+async def _check_files(sandbox: Sandbox) -> None:
     content = bytes(range(256))
-    await box.write_file("deep/er/file.bin", content)
-    got = await box.read_file("deep/er/file.bin")
+    await sandbox.write_file("deep/er/file.bin", content)
+    got = await sandbox.read_file("deep/er/file.bin")
     expect(got == content, "a file that was read differs from the one written")
     try:
-        await box.read_file("no/such/file")
+        await sandbox.read_file("no/such/file")
     except OSError:
         return
     expect(False, "reading a file that does not exist raises no OSError")
 
 
-async def _check_snapshot(box: Sandbox) -> None:
-    await box.write_file("kept", b"before")
-    name = await box.snapshot()
-    await box.write_file("kept", b"after")
-    await box.restore(name)
-    expect(await box.read_file("kept") == b"before", "restore did not bring the file back")
+async def _check_snapshot(sandbox: Sandbox) -> None:
+    await sandbox.write_file("kept", b"before")
+    name = await sandbox.snapshot()
+    await sandbox.write_file("kept", b"after")
+    await sandbox.restore(name)
+    expect(await sandbox.read_file("kept") == b"before", "restore did not bring the file back")
 
 
 async def _backend_checks(make: Callable[[], RewardBackend]) -> list[CheckResult]:

@@ -230,8 +230,8 @@ class EngineTime:
         self._model = model
         self._pool = pool
         self._max_batch = max_batch
-        room = KV_SHARE * pool.memory_bytes - model.weight_bytes
-        self._room_tokens = room / model.kv_bytes_per_token if pool.memory_bytes else math.inf
+        capacity = KV_SHARE * pool.memory_bytes - model.weight_bytes
+        self._free_tokens = capacity / model.kv_bytes_per_token if pool.memory_bytes else math.inf
         self._waiting: deque[_Row] = deque()
         self._running: list[_Row] = []
         self._done: list[tuple[str, float]] = []
@@ -252,7 +252,7 @@ class EngineTime:
     @property
     def kv_used(self) -> float:
         """Share of the cache that running requests hold or will hold."""
-        return 0.0 if math.isinf(self._room_tokens) else self._held() / self._room_tokens
+        return 0.0 if math.isinf(self._free_tokens) else self._held() / self._free_tokens
 
     def submit(self, now_s: float, key: str, *, prompt: int, cached: int, new: int) -> bool:
         """Submit a request.
@@ -267,7 +267,7 @@ class EngineTime:
         Returns:
             False if it does not fit even alone.
         """
-        if prompt + new > self._room_tokens:
+        if prompt + new > self._free_tokens:
             return False
         self._run_until(now_s)
         self._waiting.append(_Row(key, prompt, min(cached, prompt - 1), max(1, new)))
@@ -341,7 +341,7 @@ class EngineTime:
         while self._waiting and len(self._running) + len(admitted) < self._max_batch:
             row = self._waiting[0]
             held += row.num_prompt + row.num_new
-            if held > self._room_tokens:
+            if held > self._free_tokens:
                 break
             admitted.append(self._waiting.popleft())
         return admitted

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.rollout.random_player import text_of
-from rollart_testing import search_files as search_box
+from rollart_testing import search_files as search_sandbox
 from rollart_testing.play import GOOD, Player, Subject
 from rollart_testing.results import expect
 
@@ -68,11 +68,11 @@ def check_sandbox_hides_secrets(subject: Subject) -> str | None:
             return subject.no_secrets
         for options in subject.paced(subject.tasks(player)):
             for where, page in subject.early_pages(player, options):
-                box = sandbox_of(player)
-                if box is None:
+                sandbox = sandbox_of(player)
+                if sandbox is None:
                     break
                 has_sandbox = True
-                found = searched(box, telling_lines(player.call("secrets"), text_of(page)))
+                found = searched(sandbox, distinctive_lines(player.call("secrets"), text_of(page)))
                 held, counts = found.get("where"), found.get("lines") or (0, 0)
                 expect(
                     held is None,
@@ -85,16 +85,16 @@ def check_sandbox_hides_secrets(subject: Subject) -> str | None:
     return f"{num_files} files searched" + (", not all: time was up" if is_cut else "")
 
 
-def telling_lines(secrets: Sequence[str], page: str) -> list[list[str]]:
+def distinctive_lines(secrets: Sequence[str], page: str) -> list[list[str]]:
     """Return the characteristic lines of each secret."""
     shown = {line.strip() for line in page.splitlines()}
     found = []
     for secret in secrets:
         own, known = _own_lines(secret)
         lines = {line.strip() for line in own} - {line.strip() for line in known} - shown
-        telling = sorted(line for line in lines if len(line) >= MIN_LINE_CHARS)
-        if len(telling) > 1 or (telling and len(telling[0]) >= MIN_ONLY_LINE_CHARS):
-            found.append(telling)
+        selected = sorted(line for line in lines if len(line) >= MIN_LINE_CHARS)
+        if len(selected) > 1 or (selected and len(selected[0]) >= MIN_ONLY_LINE_CHARS):
+            found.append(selected)
     return found
 
 
@@ -109,20 +109,22 @@ def _own_lines(secret: str) -> tuple[list[str], list[str]]:
 
 
 def sandbox_of(player: Player) -> Sandbox | None:
-    """Return the sandbox of an environment (its attribute ``box``); None if it has none."""
+    """Return the sandbox of an environment (its attribute ``sandbox``); None if it has none."""
     env = getattr(player.env, "unwrapped", player.env)
-    box = getattr(env, "box", None)
-    return box if isinstance(box, Sandbox) else None
+    named = (getattr(env, name, None) for name in ("sandbox", "box"))  # box: until 0.3
+    return next((found for found in named if isinstance(found, Sandbox)), None)
 
 
-def searched(box: Sandbox, lines: list[list[str]]) -> dict[str, Any]:
+def searched(sandbox: Sandbox, lines: list[list[str]]) -> dict[str, Any]:
     """Search the files of a sandbox for characteristic lines, and return the result."""
     from rollart_core.rollout import loop
 
     order = json.dumps({"secrets": lines, "budget_s": _SEARCH_S}).encode()
-    source = Path(search_box.__file__).read_text(encoding="utf-8")
+    source = Path(search_sandbox.__file__).read_text(encoding="utf-8")
     result = loop.run(
-        box.exec(("python3", "-I", "-S", "-c", source), timeout_s=_SEARCH_S + _GRACE_S, stdin=order)
+        sandbox.exec(
+            ("python3", "-I", "-S", "-c", source), timeout_s=_SEARCH_S + _GRACE_S, stdin=order
+        )
     )
     said = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
     expect(result.exit_code == 0 and said, f"its sandbox cannot be searched: {' '.join(said[-1:])}")

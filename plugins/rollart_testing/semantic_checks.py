@@ -31,7 +31,7 @@ FLOOR_SLACK: Final = 0.01
 RANDOM_SHARE: Final = 0.75
 NUM_RANDOM: Final = 48
 MIN_SECRET_CHARS: Final = 4
-_TELLING: Final = re.compile(r"answer|solution|oracle|expert|hidden|secret|test", re.IGNORECASE)
+_REVEALING: Final = re.compile(r"answer|solution|oracle|expert|hidden|secret|test", re.IGNORECASE)
 _CLOSE: Final = 1e-6
 
 
@@ -170,9 +170,9 @@ def _look(subject: Subject, player: Player, view: View) -> None:
         return
     action = player.call(subject.advice)
     for place, text in view.places:
-        tells = place != "observation" and _TELLING.search(place) and text.strip() == action
+        notifies = place != "observation" and _REVEALING.search(place) and text.strip() == action
         expect(
-            not tells or action in view.offered,
+            not notifies or action in view.offered,
             f"{view.where}: {place} is {action!r}, which equals the expert's next action",
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rollart_core.contracts.reward import RewardRequest
 from rollart_rewards.config_answers import AnswerPart, ByPattern, InTag
 
-_BOX = "\\boxed"
+_SANDBOX = "\\boxed"
 _FENCED = re.compile(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
@@ -83,10 +83,10 @@ def _is_plain(value: object) -> bool:
 
 def _boxed(text: str) -> str | None:
     r"""Return the content of the last ``\boxed{...}``; braces inside it are matched."""
-    start = text.rfind(_BOX + "{")
+    start = text.rfind(_SANDBOX + "{")
     if start < 0:
         return None
-    depth, begin = 0, start + len(_BOX) + 1
+    depth, begin = 0, start + len(_SANDBOX) + 1
     for position in range(begin - 1, len(text)):
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:

@@ -58,8 +58,8 @@ class UnitTests(Reward):
 
     def __init__(self, **options: object) -> None:
         self.config = UnitTestsConfig.model_validate(options)
-        self._boxes = sandbox_source(self.config.sandbox, self.config.pool)
-        self._end = weakref.finalize(self, _let_go, self._boxes)
+        self._sandboxes = sandbox_source(self.config.sandbox, self.config.pool)
+        self._end = weakref.finalize(self, _let_go, self._sandboxes)
 
     def score(self, request: RewardRequest) -> RewardResult:
         """Score one episode.
@@ -72,7 +72,9 @@ class UnitTests(Reward):
         try:
             passed, num_tests = loop.run(self._run(tests, last_block(request.answer)))
         except SandboxFailure as e:
-            failure = RewardFailure(f"the sandbox of the unit tests: {e}", boundary="reward.box")
+            failure = RewardFailure(
+                f"the sandbox of the unit tests: {e}", boundary="reward.sandbox"
+            )
             failure.retryable = e.retryable
             raise failure from e
         value = passed / num_tests if self.config.credit == "share" else passed == num_tests
@@ -101,25 +103,27 @@ class UnitTests(Reward):
 
     async def _run(self, tests: PythonTests | CaseTests, source: str) -> tuple[int, int]:
         """Return the number of tests that pass, and the number of tests."""
-        box = await self._boxes.take()
+        sandbox = await self._sandboxes.take()
         try:
-            python = self.config.python or await find_python(box)
+            python = self.config.python or await find_python(sandbox)
             if isinstance(tests, CaseTests):
-                ran = await self._run_cases(box, tests, source, python)
+                ran = await self._run_cases(sandbox, tests, source, python)
             else:
-                ran = await self._run_python(box, tests, source, python)
+                ran = await self._run_python(sandbox, tests, source, python)
         finally:
-            await self._boxes.give_back(box)
+            await self._sandboxes.give_back(sandbox)
         if ran.silenced:  # the first sandbox is returned: never wait for one while holding another
             await self._expect_sound(python)
         return ran.passed, ran.num_tests
 
-    async def _run_python(self, box: Sandbox, tests: PythonTests, source: str, python: str) -> _Ran:
+    async def _run_python(
+        self, sandbox: Sandbox, tests: PythonTests, source: str, python: str
+    ) -> _Ran:
         asked_for = tests.tests[: self.config.max_tests]
         interpreter = JudgeInterpreter(python, self.config.test_timeout_s)
         passed = 0
         for test in asked_for:
-            judgement = await judge(box, test, source, interpreter)
+            judgement = await judge(sandbox, test, source, interpreter)
             if judgement.verdict == "error":
                 return _Ran(passed, len(asked_for), silenced=True)
             passed += judgement.verdict == "passed"
@@ -127,12 +131,14 @@ class UnitTests(Reward):
                 break
         return _Ran(passed, len(asked_for))
 
-    async def _run_cases(self, box: Sandbox, tests: CaseTests, source: str, python: str) -> _Ran:
+    async def _run_cases(
+        self, sandbox: Sandbox, tests: CaseTests, source: str, python: str
+    ) -> _Ran:
         config = self.config
         inputs = tests.inputs[: config.max_tests]
         stops = config.credit == "all"
         cases = Cases(inputs, tests.entry_point, config.cpu_s, stops)
-        outputs = await run_cases(box, cases, source, python)
+        outputs = await run_cases(sandbox, cases, source, python)
         if outputs is None:
             return _Ran(0, len(inputs), silenced=True)
         passed = sum(
@@ -150,21 +156,21 @@ class UnitTests(Reward):
         Raises:
             SandboxFailure: If they do not.
         """
-        box = await self._boxes.take()
+        sandbox = await self._sandboxes.take()
         try:
             interpreter = JudgeInterpreter(python, self.config.test_timeout_s)
-            found = await judge(box, _SOUND, _SOUND_SOURCE, interpreter)
+            found = await judge(sandbox, _SOUND, _SOUND_SOURCE, interpreter)
         finally:
-            await self._boxes.give_back(box)
+            await self._sandboxes.give_back(sandbox)
         if found.verdict != "passed":
             raise SandboxFailure(
                 f"a correct program is judged {found.verdict} in a new sandbox: {found.reason}",
-                boundary="reward.box",
+                boundary="reward.sandbox",
             )
 
 
-def _let_go(boxes: SandboxSource) -> None:
-    loop.run(boxes.close())
+def _let_go(sandboxes: SandboxSource) -> None:
+    loop.run(sandboxes.close())
 
 
 @dataclass(frozen=True, slots=True)

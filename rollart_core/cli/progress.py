@@ -276,8 +276,8 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield "last validation", _validated(last)
         yield "trained model", str(choice)
     yield "train steps", _updates(report)
-    wall, train = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
-    yield "time", f"{wall:,.1f} s, including {train:,.1f} s of RL"
+    isolation, train = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
+    yield "time", f"{isolation:,.1f} s, including {train:,.1f} s of RL"
     yield "tokens/s", _throughput(report)
     yield "staleness", _histogram(_mapping(report.get("staleness")))
     failures = _mapping(report.get("failures"))

@@ -53,7 +53,7 @@ def run(
         from rollart_core.store.resume import check_resume
 
         check_resume(resume, resolved.as_dict())
-        _tell_changes(console, path, resolved)
+        _show_changes(console, path, resolved)
     for line in algorithm_warnings(resolved.config, resolved.config.algorithm.id):
         typer.echo(f"Warning: {line}", err=True)
     if dry_run:
@@ -95,7 +95,7 @@ def _arguments(
     return path, [*settings_before(read_yaml(path)), *given]
 
 
-def _tell_changes(console: Console, path: Path, resolved: ResolvedRun) -> None:
+def _show_changes(console: Console, path: Path, resolved: ResolvedRun) -> None:
     """Print the plugins whose version differs from that at the start of the run."""
     recorded = read_yaml(path).get(RECORD_KEY) or {}
     for name, now in resolved.as_dict()[RECORD_KEY].items():

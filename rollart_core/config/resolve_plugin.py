@@ -133,15 +133,15 @@ def missing(kind: str, plugin_id: str, options: Mapping[str, Any]) -> list[Probl
         options: The options, checked by its config model.
     """
     model = registry.config_model(kind, plugin_id)
-    tell = getattr(model, "missing", None)
+    notify = getattr(model, "missing", None)
     found = []
-    if model is not None and tell is not None:
-        told: Mapping[str, str] = tell(model(**options))
+    if model is not None and notify is not None:
+        told: Mapping[str, str] = notify(model(**options))
         found = [Problem((option,), message) for option, message in told.items()]
-    box = options.get("sandbox") if kind in _BOXED else None
-    if box is None:
+    sandbox = options.get("sandbox") if kind in _BOXED else None
+    if sandbox is None:
         return found
-    ref = PluginRef.model_validate(box)
+    ref = PluginRef.model_validate(sandbox)
     try:
         return found + [p.under("sandbox") for p in missing("sandboxes", ref.id, ref.options)]
     except (UserError, ValueError):  # reported by the check of the sandbox's options

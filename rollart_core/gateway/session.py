@@ -224,7 +224,7 @@ class GatewaySession:
         parts, limits = self._parts, self.limits
         if not ask.token_ids:
             raise RequestError("there is no prompt", param="prompt")
-        if ask.room < 1:
+        if ask.token_limit < 1:
             self._overflowed = True
             has = f"resulted in {len(ask.token_ids)} tokens"
             raise context_overflow(parts.max_context_tokens, has)
@@ -237,7 +237,7 @@ class GatewaySession:
         return GenerateRequest(
             request_id=f"{self._session}/{number}",
             token_ids=ask.token_ids,
-            max_new_tokens=min(wanted, limits.max_new_tokens, ask.room),
+            max_new_tokens=min(wanted, limits.max_new_tokens, ask.token_limit),
             session_id=f"{self._session}~{ask.session}" if ask.session else self._session,
             group_id=self.ticket.group_id,
             temperature=limits.temperature,

@@ -80,7 +80,7 @@ class ModelCall:
 
     token_ids: list[int]
     """The tokens for the engine."""
-    room: int
+    token_limit: int
     """Number of tokens left in the row. Below 1, there is no space for an answer."""
     messages: list[Message]
     """The messages of the request. Empty for a raw completion."""
@@ -244,8 +244,8 @@ class Transcript:
             branch.index = len(self._branches)
             self._branches.append(branch)
         branch.busy = True
-        prompt, room = conversation.prompt, conversation.turn_limit()
-        return ModelCall(prompt, room, [], 0, branch, conversation)
+        prompt, token_limit = conversation.prompt, conversation.turn_limit()
+        return ModelCall(prompt, token_limit, [], 0, branch, conversation)
 
     def _end(self, ask: ModelCall, message: Message, text: str) -> None:
         """Store the end of the conversation, for requests that continue it."""

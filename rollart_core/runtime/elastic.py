@@ -18,7 +18,7 @@ from typing import Protocol
 from rollart_core.config.runtime import Scaling
 from rollart_core.errors import RollartError, UserError, first_line
 from rollart_core.runtime.control import Control
-from rollart_core.runtime.heartbeat import Tell
+from rollart_core.runtime.heartbeat import Notify
 from rollart_core.runtime.scaling import ClusterLoad, Scaler, engine_pressure, env_pressure
 
 ENGINES, ENV_WORKERS = "engines", "env_workers"
@@ -50,13 +50,13 @@ class Elastic:
     Args:
         runtime: The runtime to scale.
         scaling: The policy; None: scale only by command.
-        tell: Event callback for changes.
+        notify: Event callback for changes.
     """
 
-    def __init__(self, runtime: Scalable, scaling: Scaling | None, tell: Tell) -> None:
+    def __init__(self, runtime: Scalable, scaling: Scaling | None, notify: Notify) -> None:
         self._runtime = runtime
         self._scaling = scaling
-        self._tell = tell
+        self._notify = notify
         self._turn = asyncio.Lock()
         self._control: Control | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -68,7 +68,7 @@ class Elastic:
             await control.open()
             self._control = control
         except OSError as e:  # no unix sockets on this file system: no scaling by command
-            self._tell("control_off", {"why": first_line(str(e))})
+            self._notify("control_off", {"why": first_line(str(e))})
         if self._scaling is not None:
             self._looking = asyncio.create_task(self._look(self._scaling), name="scaling")
 
@@ -103,11 +103,11 @@ class Elastic:
             await self._runtime.scale(target, count)
         except Exception as e:
             after = self._runtime.counts().get(target, 0)
-            self._tell("scale_failed", {**change, "after": after, "error": first_line(str(e))})
+            self._notify("scale_failed", {**change, "after": after, "error": first_line(str(e))})
             if isinstance(e, RollartError):
                 raise
             raise UserError(f"{target}={count}: {type(e).__name__}: {first_line(str(e))}") from e
-        self._tell("scaled", {**change, "after": self._runtime.counts().get(target, 0)})
+        self._notify("scaled", {**change, "after": self._runtime.counts().get(target, 0)})
 
     # By policy
 

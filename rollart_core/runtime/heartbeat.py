@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from rollart_core.errors import WorkerDied
 from rollart_core.runtime.worker import Worker
 
-Tell = Callable[[str, Mapping[str, object]], None]
+Notify = Callable[[str, Mapping[str, object]], None]
 """Event callback of a run: the kind of the event, and its payload as plain JSON."""
 
 
@@ -29,15 +29,15 @@ class Heartbeat:
     Args:
         every_s: Seconds between an answer and the next ping.
         hang_s: A worker that does not answer for this many seconds is killed; None: no pings.
-        tell: Event callback for each worker that hung.
+        notify: Event callback for each worker that hung.
     """
 
     def __init__(
-        self, *, every_s: float, hang_s: float | None, tell: Tell = nobody_listens
+        self, *, every_s: float, hang_s: float | None, notify: Notify = nobody_listens
     ) -> None:
         self._every_s = every_s
         self._hang_s = hang_s
-        self._tell = tell
+        self._notify = notify
         self._tasks: set[asyncio.Task[None]] = set()
 
     def watch(self, worker: Worker) -> None:
@@ -62,7 +62,7 @@ class Heartbeat:
         while worker.alive or not was_up:
             was_up = was_up or worker.alive
             if worker.alive and not await self._answers(worker, hang_s):
-                self._tell("part_hung", {"part": worker.name, "silent_s": hang_s})
+                self._notify("part_hung", {"part": worker.name, "silent_s": hang_s})
                 worker.kill()
                 return
             await asyncio.sleep(self._every_s)

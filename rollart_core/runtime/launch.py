@@ -109,7 +109,7 @@ class _Launch:
     async def _execute(self, run_dir: Path) -> RunReport:
         runtime = new_runtime(self._run, run_dir)
         recorder = RunRecorder(self._run, run_dir, self._observer)
-        runtime.tell = recorder.event
+        runtime.notify = recorder.event
         runtime.on_lost = self._fail
         scoring = self._envs.scoring
         scoring.on_event = recorder.event

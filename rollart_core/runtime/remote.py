@@ -35,7 +35,7 @@ from rollart_core.errors import (
     first_line,
 )
 from rollart_core.runtime.factories import RankArgs
-from rollart_core.runtime.heartbeat import Heartbeat, Tell, nobody_listens
+from rollart_core.runtime.heartbeat import Heartbeat, Notify, nobody_listens
 from rollart_core.runtime.worker import Worker
 from rollart_core.training.report import TrainStepReport
 from rollart_core.types import Group, Sample
@@ -88,7 +88,7 @@ class RestartPolicy:
 
     heartbeat: Heartbeat | None = None
     restarts: Restarts = field(default_factory=_default_restarts)
-    tell: Tell = nobody_listens
+    notify: Notify = nobody_listens
 
 
 class RemoteEngine(InferenceEngine):
@@ -278,11 +278,11 @@ class RemoteEngine(InferenceEngine):
         why, self._why = f"{self._why}; {why}" if self._why else why, None
         while not self._closed:
             delay_s = self._care.restarts.died(loop.time())
-            self._tell("part_died", why=why, restart_in_s=delay_s)
+            self._notify("part_died", why=why, restart_in_s=delay_s)
             await dead.close()
             if delay_s is None:
                 self.why_lost = f"{dead.name} died {len(self._care.restarts.deaths)} times: {why}"
-                self._tell("part_lost", why=self.why_lost)
+                self._notify("part_lost", why=self.why_lost)
                 self._turn("lost")
                 return
             died_s = loop.time()
@@ -295,7 +295,7 @@ class RemoteEngine(InferenceEngine):
             except Exception as e:
                 why = f"its start failed: {first_line(str(e)) or type(e).__name__}"
                 continue
-            self._tell("part_back", policy_version=self._version, down_s=loop.time() - died_s)
+            self._notify("part_back", policy_version=self._version, down_s=loop.time() - died_s)
             return
 
     def _turn(self, health: Health) -> None:
@@ -303,8 +303,8 @@ class RemoteEngine(InferenceEngine):
         if self.on_health is not None:
             self.on_health(self)
 
-    def _tell(self, kind: str, **payload: object) -> None:
-        self._care.tell(kind, {"part": self._worker.name, "pool": self.pool, **payload})
+    def _notify(self, kind: str, **payload: object) -> None:
+        self._care.notify(kind, {"part": self._worker.name, "pool": self.pool, **payload})
 
 
 async def exit_reason(dead: Worker) -> str:
@@ -528,9 +528,9 @@ class TrainerGroup:
         if worker in self._workers and self._lost is None:
             self._lose(f"the {worker.name} process is gone", worker)
             if self.on_lost is not None:
-                self._telling = asyncio.ensure_future(self._tell(worker))
+                self._telling = asyncio.ensure_future(self._notify(worker))
 
-    async def _tell(self, dead: Worker) -> None:
+    async def _notify(self, dead: Worker) -> None:
         why = await exit_reason(dead)
         if self.on_lost is not None and dead in self._workers:  # else it is being restarted
             self.on_lost(TrainerLost(why))

@@ -237,7 +237,7 @@ class TrainPhase:
                 raise TrainerLost(
                     f"{error}; failures.max_restarts ({limit}) are used up"
                 ) from error
-            deps.recorder.tell(f"The trainer is lost ({error}). It is restarted.")
+            deps.recorder.notify(f"The trainer is lost ({error}). It is restarted.")
             await asyncio.sleep(delay_s)
             try:
                 await deps.trainer.restart()

@@ -143,7 +143,7 @@ class ModelDependencies:
     recorder: RunRecorder
     trainer: TrainerHandle
     engines: EnginesHandle
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
 
 
 class TrainedModel:
@@ -165,10 +165,10 @@ class TrainedModel:
                 await self._again_if_lost(best.policy_version, self._bring)
                 self._version = best.policy_version
             except ConfigError as e:
-                self._deps.tell(f"{e}: the trained model has the last weights.")
+                self._deps.notify(f"{e}: the trained model has the last weights.")
                 await self._again_if_lost(self._last, self._bring)
         if (fell := self._validations.fell()) is not None:
-            self._deps.tell(f"WARNING: {fell}. {self._after_fall()}")
+            self._deps.notify(f"WARNING: {fell}. {self._after_fall()}")
 
     async def export(self, model_path: str) -> None:
         """Write the model.
@@ -224,7 +224,7 @@ class TrainedModel:
         try:
             await work(version)
         except TrainerLost as e:
-            deps.tell(f"The trainer is lost ({e}). It is restarted.")
+            deps.notify(f"The trainer is lost ({e}). It is restarted.")
             await deps.trainer.restart()
             await deps.recorder.checkpoints.load(version, deps.trainer.call)
             await work(version)

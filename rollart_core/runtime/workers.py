@@ -36,7 +36,7 @@ from rollart_core.rollout.env_pool import EnvPool, EnvWorkerHandle
 from rollart_core.runtime.base import TakeSamples
 from rollart_core.runtime.elastic import ENGINES, ENV_WORKERS
 from rollart_core.runtime.factories import ChannelArgs, EnvTasks, ModelArgs
-from rollart_core.runtime.heartbeat import Heartbeat, Tell, nobody_listens
+from rollart_core.runtime.heartbeat import Heartbeat, Notify, nobody_listens
 from rollart_core.runtime.remote import (
     RemoteEngine,
     RemoteWorker,
@@ -69,15 +69,19 @@ class EngineSet:
 
     Args:
         new_engine: Returns the unstarted engine with an index.
-        rooms: Reserves the slots of engines.
+        reservations: Reserves the slots of engines.
         load_limit_s: See :class:`rollart_core.inference.router.Router`.
     """
 
     def __init__(
-        self, new_engine: Callable[[int], RemoteEngine], rooms: Reservations, *, load_limit_s: float
+        self,
+        new_engine: Callable[[int], RemoteEngine],
+        reservations: Reservations,
+        *,
+        load_limit_s: float,
     ) -> None:
         self._new_engine = new_engine
-        self._rooms = rooms
+        self._reservations = reservations
         self._load_limit_s = load_limit_s
         self._next = 0
         self._engines: dict[int, RemoteEngine] = {}
@@ -170,7 +174,7 @@ class EngineSet:
 
     async def _add(self, pool: str | None) -> None:
         index, self._next = self._next, self._next + 1
-        await self._rooms.reserve("engine", index, pool)
+        await self._reservations.reserve("engine", index, pool)
         engine = self._new_engine(index)
         self._joining.add(engine)
         try:
@@ -178,7 +182,7 @@ class EngineSet:
             await self.router.add(engine)
         except BaseException:
             await engine.close()
-            await self._rooms.release_reservation("engine", index)
+            await self._reservations.release_reservation("engine", index)
             raise
         finally:
             self._joining.discard(engine)
@@ -193,7 +197,7 @@ class EngineSet:
                 await engine.close()
                 del self._engines[index]  # not earlier: EngineSet.close needs the entry
             finally:
-                await self._rooms.release_reservation("engine", index)
+                await self._reservations.release_reservation("engine", index)
 
 
 PARTS = "rollart_core.runtime.factories"
@@ -220,12 +224,12 @@ class WorkersRuntime(ABC):
         self._teachers: list[RemoteEngine] = []
         self._of_class: dict[int, dict[int, int]] = {}  # class of engines -> index -> number
         failures = run.config.failures
-        self.tell: Tell = nobody_listens
+        self.notify: Notify = nobody_listens
         """Event callback for worker deaths and restarts; a run writes them to the journal."""
         self.heartbeat = Heartbeat(
             every_s=failures.heartbeat_s,
             hang_s=failures.hang_s,
-            tell=lambda kind, payload: self.tell(kind, payload),
+            notify=lambda kind, payload: self.notify(kind, payload),
         )
 
     on_lost: Callable[[RollartError], None] | None = None
@@ -274,8 +278,8 @@ class WorkersRuntime(ABC):
     async def start_envs(self) -> EnvPool:
         """Start the env workers."""
         self._envs = EnvPool(self.start_worker, num_workers=self.num_env_workers)
-        self._envs.on_replaced = lambda why: self.tell("part_died", {"part": "env", "why": why})
-        self._envs.on_back = lambda: self.tell("part_back", {"part": "env"})
+        self._envs.on_replaced = lambda why: self.notify("part_died", {"part": "env", "why": why})
+        self._envs.on_back = lambda: self.notify("part_back", {"part": "env"})
         await self._envs.start()
         return self._envs
 
@@ -342,7 +346,7 @@ class WorkersRuntime(ABC):
         }
         for index in range(config.teacher.num_engines):
             care = RestartPolicy(
-                self.heartbeat, self.new_restarts(), lambda *event: self.tell(*event)
+                self.heartbeat, self.new_restarts(), lambda *event: self.notify(*event)
             )
             new_worker = partial(self.new_worker, "teacher", index)
             self._teachers.append(RemoteEngine(new_worker, arguments, care=care))
@@ -542,7 +546,9 @@ class WorkersRuntime(ABC):
             "settings": settings,
             "in_flight": config.rollout.in_flight,
         }
-        care = RestartPolicy(self.heartbeat, self.new_restarts(), lambda *event: self.tell(*event))
+        care = RestartPolicy(
+            self.heartbeat, self.new_restarts(), lambda *event: self.notify(*event)
+        )
         new_worker = partial(self.new_worker, "engine", index)
         return RemoteEngine(new_worker, arguments, pool=pool, care=care)
 

@@ -491,8 +491,8 @@ class Scheduler:
         last = self._engine_version + self.policy.staleness_bound
         if self.policy.num_batches is not None:
             last = min(last, self.policy.num_batches - 1)
-        room = self.policy.groups_per_batch * (last - self._next_batch + 1)
-        return len(self._unconsumed) < room
+        capacity = self.policy.groups_per_batch * (last - self._next_batch + 1)
+        return len(self._unconsumed) < capacity
 
     def _admit(self) -> None:
         came = self._returning.popleft() if self._returning else self._new()

@@ -36,14 +36,14 @@ class Checkpoints:
     """The checkpoints of one run; see the module."""
 
     def __init__(
-        self, run_dir: Path, keep: int, tell: Callable[[str], None], *, guard_window: int = 0
+        self, run_dir: Path, keep: int, notify: Callable[[str], None], *, guard_window: int = 0
     ) -> None:
         """Open the checkpoints of a run directory.
 
         Args:
             run_dir: The run directory.
             keep: The number of newest checkpoints to keep, besides the marked ones.
-            tell: Called with a message for each checkpoint that is renamed.
+            notify: Called with a message for each checkpoint that is renamed.
             guard_window: Number of batches after which a checkpoint counts as good without a
                 validation; 0 if there is no guard.
         """
@@ -51,7 +51,7 @@ class Checkpoints:
         self._folder = run_dir / "checkpoints"
         self._keep = keep
         self._guard_window = guard_window
-        self._tell = tell
+        self._notify = notify
 
     def whole(self) -> list[Path]:
         """Return the complete checkpoints, newest first."""
@@ -200,7 +200,7 @@ class Checkpoints:
             if not target.exists():
                 break
         folder.rename(target)
-        self._tell(
+        self._notify(
             f"The checkpoint {folder.name} cannot be loaded ({why}): it is renamed to {target}, "
             f"and the run continues from version {version}."
         )

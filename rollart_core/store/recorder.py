@@ -232,7 +232,7 @@ class RunRecorder:
         metrics = {SUCCESS: made.success.mean, SCORE: made.score.mean, "validation/wall_s": wall_s}
         known = {name: value for name, value in metrics.items() if not math.isnan(value)}
         self._log_metrics(self._train_step, policy_version, known)
-        self.tell(f"validation at version {policy_version}: {spelled(made)}")
+        self.notify(f"validation at version {policy_version}: {spelled(made)}")
         return made
 
     async def keep_best(self, policy_version: int) -> None:
@@ -274,7 +274,7 @@ class RunRecorder:
         finally:
             plugins().observe("rollart_run_finished", run_dir=self.run_dir, report=report)
 
-    def tell(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Show a message in the display."""
         self._observer.message(text)
 

@@ -267,13 +267,13 @@ def pack(costs: Sequence[int], budget: int) -> list[list[int]]:
         budget: Maximum number of tokens per bin.
     """
     bins: list[list[int]] = []
-    room = -1
+    capacity = -1
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        if costs[i] > room:
+        if costs[i] > capacity:
             bins.append([])
-            room = budget
+            capacity = budget
         bins[-1].append(i)
-        room -= costs[i]
+        capacity -= costs[i]
     return bins
 
 

@@ -66,12 +66,12 @@ def allocate(model: nn.Module, device: torch.device) -> None:
     """
     from torch.distributed.tensor import DTensor
 
-    def with_room(tensor: Tensor) -> Tensor:
+    def with_capacity(tensor: Tensor) -> Tensor:
         if not tensor.is_meta:
             return tensor
         if not isinstance(tensor, DTensor):
             return torch.empty_like(tensor, device=device)
-        room: Tensor = DTensor.from_local(
+        capacity: Tensor = DTensor.from_local(
             torch.empty_like(tensor.to_local(), device=device),
             tensor.device_mesh,
             tensor.placements,
@@ -79,10 +79,10 @@ def allocate(model: nn.Module, device: torch.device) -> None:
             shape=tensor.shape,
             stride=tensor.stride(),
         )
-        return room
+        return capacity
 
     apply: Any = model._apply  # like to_empty, which would also empty buffers
-    apply(with_room)
+    apply(with_capacity)
 
 
 def own_rows(tensor: Tensor) -> tuple[Tensor, int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.gateways import LIMITS
-from support.sandbox_walls import no_bubblewrap
+from support.sandbox_types import no_bubblewrap
 from support.talks import result
 from support.tool_templates import call_text, tool_tokenizer
 

@@ -106,7 +106,7 @@ def test_a_change_in_a_clone_does_not_reach_the_entry(tmp_path: Path) -> None:
     assert (made / "bin/tool").read_text() == f"#!{tmp_path}/cache/venv-1.part/bin/python\n"
 
 
-def test_keys_tell_requirements_apart() -> None:
+def test_keys_notify_requirements_apart() -> None:
     keys = {dependencies.key_of("venv", *given) for given in ((["a"],), (["b"],), (["a"], "x"))}
     assert len(keys) == 3
 

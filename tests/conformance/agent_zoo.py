@@ -292,25 +292,25 @@ class LeavesThePrograms(Good):
         program.wait()
 
 
-class LeavesABox(Good):
+class LeavesASandbox(Good):
     async def prepare(self, **kwargs):
-        earlier = [thing for thing in zoo.LEFT_OPEN if isinstance(thing, zoo.LeftBox)]
+        earlier = [thing for thing in zoo.LEFT_OPEN if isinstance(thing, zoo.LeftSandbox)]
         for left in earlier:  # all of them before the first await: another instance prepares too
             zoo.LEFT_OPEN.remove(left)
         for left in earlier:
             await asyncio.to_thread(left.close)
-        boxes = SandboxSource("zoo:PlainBox")
-        box = await asyncio.to_thread(lambda: loop.run(boxes.take()))
-        zoo.LEFT_OPEN.append(zoo.LeftBox(boxes, box))
+        sandboxes = SandboxSource("zoo:PlainBox")
+        sandbox = await asyncio.to_thread(lambda: loop.run(sandboxes.take()))
+        zoo.LEFT_OPEN.append(zoo.LeftSandbox(sandboxes, sandbox))
         return await super().prepare(**kwargs)
 
 
-class SecretsInTheBox(Good):
+class SecretsInTheSandbox(Good):
     """Its box, one for all, has a folder with the hidden tests of the task."""
 
     @property
-    def box(self):
-        return next((t.box for t in zoo.LEFT_OPEN if isinstance(t, zoo.LeftBox)), None)
+    def sandbox(self):
+        return next((t.sandbox for t in zoo.LEFT_OPEN if isinstance(t, zoo.LeftSandbox)), None)
 
     def secrets(self):
         answer = sum(self.numbers(0))
@@ -322,11 +322,11 @@ class SecretsInTheBox(Good):
         return start
 
     def fill(self):
-        if self.box is None:
-            boxes = SandboxSource("process", {"trusted": True})
-            zoo.LEFT_OPEN.append(zoo.LeftBox(boxes, loop.run(boxes.take())))
+        if self.sandbox is None:
+            sandboxes = SandboxSource("process", {"trusted": True})
+            zoo.LEFT_OPEN.append(zoo.LeftSandbox(sandboxes, loop.run(sandboxes.take())))
         content = f"# Tests\n{self.secrets()[0]}".encode()
-        loop.run(self.box.write_file("deep/below/tests.py", content))
+        loop.run(self.sandbox.write_file("deep/below/tests.py", content))
 
 
 class OneListForAll(Good):
@@ -365,7 +365,7 @@ class PaysOnce(Good):
         return float(is_first)
 
 
-class TellsTheErring(Good):
+class AnswersOnlyErrors(Good):
     def question(self, turn):
         told = f" No: {self.secrets()[0]}." if turn == 1 and self.right == 0 else ""
         return super().question(turn) + told

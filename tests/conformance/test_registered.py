@@ -13,7 +13,7 @@ from textwrap import dedent
 import pytest
 from pydantic import BaseModel
 from support.openai_server import OpenAIServer
-from support.sandbox_walls import IN_DOCKER, no_bubblewrap, no_docker
+from support.sandbox_types import IN_DOCKER, no_bubblewrap, no_docker
 
 from rollart_core.contracts.adapter import EnvAdapter, EnvAdapterSpec
 from rollart_core.contracts.algorithm import Algorithm

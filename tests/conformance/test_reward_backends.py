@@ -17,7 +17,7 @@ from aiohttp import web
 from support.marks_reward import MISBEHAVE, Marks, Rank
 from support.pace import scaled
 from support.ports import free_port
-from support.sandbox_walls import no_bubblewrap
+from support.sandbox_types import no_bubblewrap
 
 from rollart_bench.local_lambda import FunctionSettings, LocalLambda
 from rollart_core.contracts.reward import (

@@ -327,7 +327,7 @@ class PaysOnce(Good):
         return float(is_first)
 
 
-class TellsTheErring(Good):
+class AnswersOnlyErrors(Good):
     def page(self):
         told = f" No: {self.secrets()[0]}." if self.turn == 1 and self.right == 0 else ""
         return super().page() + told
@@ -426,37 +426,37 @@ class Divides(GoodTools):
         return 16 // door
 
 
-class PlainBox(FakeSandbox):
+class PlainSandbox(FakeSandbox):
     def __init__(self, **options):
         super().__init__()
 
 
-class LeftBox:
-    def __init__(self, boxes, box):
-        self.boxes, self.box = boxes, box
+class LeftSandbox:
+    def __init__(self, sandboxes, sandbox):
+        self.sandboxes, self.sandbox = sandboxes, sandbox
 
     def close(self):
-        loop.run(self.boxes.give_back(self.box))
+        loop.run(self.sandboxes.give_back(self.sandbox))
 
 
-class LeavesABox(Good):
+class LeavesASandbox(Good):
     """Always one, so that they do not grow in number."""
 
     def reset(self, **kwargs):
-        for left in [thing for thing in LEFT_OPEN if isinstance(thing, LeftBox)]:
+        for left in [thing for thing in LEFT_OPEN if isinstance(thing, LeftSandbox)]:
             LEFT_OPEN.remove(left)
             left.close()
-        boxes = SandboxSource("zoo:PlainBox")
-        LEFT_OPEN.append(LeftBox(boxes, loop.run(boxes.take())))
+        sandboxes = SandboxSource("zoo:PlainBox")
+        LEFT_OPEN.append(LeftSandbox(sandboxes, loop.run(sandboxes.take())))
         return super().reset(**kwargs)
 
 
-class SecretsInTheBox(Good):
+class SecretsInTheSandbox(Good):
     """Its box, one for all, has a folder with the hidden tests of the task."""
 
     @property
-    def box(self):
-        return next((thing.box for thing in LEFT_OPEN if isinstance(thing, LeftBox)), None)
+    def sandbox(self):
+        return next((thing.sandbox for thing in LEFT_OPEN if isinstance(thing, LeftSandbox)), None)
 
     def secrets(self):
         answer = self.oracle()
@@ -464,11 +464,11 @@ class SecretsInTheBox(Good):
 
     def reset(self, **kwargs):
         answer = super().reset(**kwargs)
-        if self.box is None:
-            boxes = SandboxSource("process", {"trusted": True})
-            LEFT_OPEN.append(LeftBox(boxes, loop.run(boxes.take())))
+        if self.sandbox is None:
+            sandboxes = SandboxSource("process", {"trusted": True})
+            LEFT_OPEN.append(LeftSandbox(sandboxes, loop.run(sandboxes.take())))
         content = f"# Tests\n{self.secrets()[0]}".encode()
-        loop.run(self.box.write_file("deep/below/tests.py", content))
+        loop.run(self.sandbox.write_file("deep/below/tests.py", content))
         return answer
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.pace import scaled, wait_until
 from support.ports import free_port
-from support.sandbox_walls import IMAGE, no_docker
+from support.sandbox_types import IMAGE, no_docker
 
 from rollart_core.contracts.reward import RewardRef, RewardRequest
 from rollart_core.errors import ConfigError
@@ -90,22 +90,24 @@ def served(image: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("ROLLART_REWARD_TOKEN", "a token")
     port = free_port()
     variables = ("-e", "ROLLART_REWARD_TOKEN", "-e", f"PORT={port}")
-    box = docker("run", "-d", "--network", "host", *variables, image, "exact-match")
+    sandbox = docker("run", "-d", "--network", "host", *variables, image, "exact-match")
     try:
-        wait_until_healthy(f"http://127.0.0.1:{port}/healthz", box)
+        wait_until_healthy(f"http://127.0.0.1:{port}/healthz", sandbox)
         yield f"http://127.0.0.1:{port}"
     finally:
-        docker("rm", "-f", box)
+        docker("rm", "-f", sandbox)
 
 
-def wait_until_healthy(url: str, box: str) -> None:
+def wait_until_healthy(url: str, sandbox: str) -> None:
     """Return when the function says that it is there."""
 
     def is_healthy() -> bool:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
             assert answer.status == 200
             return True
-        assert docker("inspect", "-f", "{{.State.Running}}", box) == "true", docker("logs", box)
+        assert docker("inspect", "-f", "{{.State.Running}}", sandbox) == "true", docker(
+            "logs", sandbox
+        )
         time.sleep(0.3)
         return False
 

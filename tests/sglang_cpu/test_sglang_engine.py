@@ -238,8 +238,8 @@ def test_a_turn_is_sampled_as_it_was_asked_and_its_prefix_is_not_computed_again(
             end = one.token_ids.index(stop) + 1
             assert stopped.token_ids == one.token_ids[:end]
             assert stopped.finish_reason == "stop"
-            room = GenerateRequest("r/0", [5] * (MAX_TOKENS - 3), 50)
-            full = await engine.generate(room)
+            capacity = GenerateRequest("r/0", [5] * (MAX_TOKENS - 3), 50)
+            full = await engine.generate(capacity)
             assert (len(full.token_ids), full.finish_reason) in {
                 (3, "length"),
                 (1, "stop"),

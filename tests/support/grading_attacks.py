@@ -132,10 +132,10 @@ class Bench:
     """One task for each runner, and boxes to judge in."""
 
     def __init__(self, folder: Path, sandbox: object = "bubblewrap") -> None:
-        in_box = sandbox == "bubblewrap"
-        self.boxes = sandbox_source(sandbox)  # type: ignore[arg-type]
+        in_sandbox = sandbox == "bubblewrap"
+        self.sandboxes = sandbox_source(sandbox)  # type: ignore[arg-type]
         needed = sorted({attack.needs for attack in attacks().values() if attack.needs})
-        self.packages = pytest_packages(folder / "packages", *needed) if in_box else None
+        self.packages = pytest_packages(folder / "packages", *needed) if in_sandbox else None
         self.repos = {name: folder / name for name in RUNNERS}
         self.tasks = {name: self._task(name) for name in RUNNERS}
 
@@ -200,7 +200,7 @@ class Bench:
         tree = base_tree(task, self.repos[runner])
         needs = needs_of(task, beside=None, python="/usr/bin/python3")
         judging = judge_patch(
-            self.boxes, task, tree, patch, needs, timeout_s=scaled(120.0), parity=parity
+            self.sandboxes, task, tree, patch, needs, timeout_s=scaled(120.0), parity=parity
         )
         return loop.run(judging)
 

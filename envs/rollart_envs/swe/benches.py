@@ -62,7 +62,7 @@ class FailureCount:
         """
         self._in_a_row = self._in_a_row + 1 if failed else 0
         if self._in_a_row >= _IN_A_ROW:
-            raise SandboxFailure(f"four times in a row: {what}", boundary="swe.boxes")
+            raise SandboxFailure(f"four times in a row: {what}", boundary="swe.sandboxes")
 
 
 class _End:

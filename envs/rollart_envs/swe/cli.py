@@ -35,8 +35,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 Out = Annotated[Path, typer.Option(help="Folder of tasks. Tasks are added if it exists.")]
 Count = Annotated[int, typer.Option(min=1, help="Number of tasks that the folder should have.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Maximum number of concurrent sandboxes.")]
-Box = Annotated[str, typer.Option(help="Id or alias of the sandbox.")]
-BoxOptions = Annotated[
+Sandbox = Annotated[str, typer.Option(help="Id or alias of the sandbox.")]
+SandboxOptions = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Option of the sandbox.")
 ]
 Requires = Annotated[str, typer.Option(help="Additional pip requirements, as one string.")]
@@ -61,8 +61,8 @@ def make(
     count: Count = 10,
     seed: Annotated[int, typer.Option(help="The same seed gives the same tasks.")] = 0,
     jobs: Jobs = 2,
-    sandbox: Box = "bubblewrap",
-    options: BoxOptions = None,
+    sandbox: Sandbox = "bubblewrap",
+    options: SandboxOptions = None,
     requires: Requires = "",
     pytest: Pytest = "",
     python: Python = "",
@@ -78,7 +78,7 @@ def make(
 
     Stop with Ctrl-C. To continue, run the same command again.
     """
-    boxes = _boxes(sandbox, options)
+    sandboxes = _sandboxes(sandbox, options)
     order = MakeOrder(
         package,
         TaskFolder(out),
@@ -91,7 +91,7 @@ def make(
         Bounds(max_broken, several),
     )
     with _heard() as heard:
-        made = finish(make_tasks(order, boxes, judge_for(boxes, python), heard))
+        made = finish(make_tasks(order, sandboxes, judge_for(sandboxes, python), heard))
     _end(made, order.folder, count, as_json)
 
 
@@ -103,8 +103,8 @@ def mine(
     jobs: Jobs = 2,
     revision: Annotated[str, typer.Option(help="The newest revision to use.")] = "HEAD",
     name: Annotated[str, typer.Option(help="Name in the tasks. Default: from the address.")] = "",
-    sandbox: Box = "bubblewrap",
-    options: BoxOptions = None,
+    sandbox: Sandbox = "bubblewrap",
+    options: SandboxOptions = None,
     requires: Requires = "",
     python_path: Annotated[
         list[Path] | None,
@@ -124,7 +124,7 @@ def mine(
 
     Stop with Ctrl-C. To continue, run the same command again.
     """
-    boxes = _boxes(sandbox, options)
+    sandboxes = _sandboxes(sandbox, options)
     order = MineOrder(
         repo,
         TaskFolder(out),
@@ -140,7 +140,7 @@ def mine(
         Limits(max_files, max_lines),
     )
     with _heard() as heard:
-        made = finish(mine_tasks(order, boxes, judge_for(boxes, python), heard))
+        made = finish(mine_tasks(order, sandboxes, judge_for(sandboxes, python), heard))
     _end(made, order.folder, count, as_json)
 
 
@@ -151,8 +151,8 @@ def validate(
         Path | None, typer.Option(help="Folder of the repositories. Default: repos next to FILE.")
     ] = None,
     jobs: Jobs = 2,
-    sandbox: Box = "bubblewrap",
-    options: BoxOptions = None,
+    sandbox: Sandbox = "bubblewrap",
+    options: SandboxOptions = None,
     python: Python = "",
     timeout: Annotated[
         float | None, typer.Option(min=1, help="Timeout in seconds for the tests of one judgement.")
@@ -168,13 +168,13 @@ def validate(
     Exit code 0 means that all gold patches are full and all empty patches are none. Files are in
     SWE-bench's or HumanEvalPack's format.
     """
-    boxes = _boxes(sandbox, options)
+    sandboxes = _sandboxes(sandbox, options)
     began = time.monotonic()
     with _heard() as heard:
         counted = _Counted(file, heard)
         work = validated(
             file,
-            boxes,
+            sandboxes,
             repos_dir=repos_dir,
             concurrency=jobs,
             python=python,
@@ -223,7 +223,7 @@ class _Counted:
         self._heard(f"{self._name}: {self._num_sound} of {self._num} sound{why}", share)
 
 
-def _boxes(sandbox: str, options: list[str] | None) -> SandboxSource:
+def _sandboxes(sandbox: str, options: list[str] | None) -> SandboxSource:
     """Return the source of sandboxes; reports wrong options before any work starts."""
     given = as_options(options or [])
     checked_options("sandboxes", sandbox, given)

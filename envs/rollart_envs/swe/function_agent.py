@@ -51,10 +51,10 @@ class FunctionRepairAgent(SandboxAgent):
     async def begin(self, seed: int, options: Mapping[str, Any]) -> AgentStart:
         """Put the function with its bug into a sandbox."""
         self._task = self._book.choose(options, np.random.default_rng(seed))
-        box = await self.open_sandbox()
+        sandbox = await self.open_sandbox()
         if not self._interpreter.path:
-            self._interpreter = replace(self._interpreter, path=await find_python(box))
-        await box.write_file(SOLUTION, self.task.buggy_code.encode())
+            self._interpreter = replace(self._interpreter, path=await find_python(sandbox))
+        await sandbox.write_file(SOLUTION, self.task.buggy_code.encode())
         return AgentStart(_statement(self.task), {"instance": self.task.task_id})
 
     async def command(self, endpoint: Endpoint) -> Command:
@@ -68,16 +68,16 @@ class FunctionRepairAgent(SandboxAgent):
     async def judge(self, recorded: Recorded) -> AgentResult:
         """Run the hidden test on the current ``solution.py``."""
         try:
-            source = await self.box.read_file(SOLUTION)
+            source = await self.sandbox.read_file(SOLUTION)
         except (OSError, ValueError):  # removed, a folder, or too large
             source = b""
         candidate = source[:_MOST_BYTES].decode("utf-8", "replace")
         passed = False
         if self.task.entry_point in candidate:
-            judgement = await judge(self.box, self.task.hidden, candidate, self._interpreter)
+            judgement = await judge(self.sandbox, self.task.hidden, candidate, self._interpreter)
             if judgement.verdict == "error":
                 await self._give_back()  # never wait for a sandbox while holding another
-                await expect_gold(self._boxes, self.task, self._interpreter)
+                await expect_gold(self._sandboxes, self.task, self._interpreter)
             passed = judgement.verdict == "passed"
         return AgentResult(float(passed), passed, {"passed": float(passed)})
 
@@ -85,7 +85,7 @@ class FunctionRepairAgent(SandboxAgent):
         """Write the task's own solution."""
         from rollart_core.rollout import loop
 
-        await loop.on_loop(self.box.write_file(SOLUTION, self.task.gold_code.encode()))
+        await loop.on_loop(self.sandbox.write_file(SOLUTION, self.task.gold_code.encode()))
 
     def secrets(self) -> tuple[str, ...]:
         """Return the hidden test, and the lines that the solution adds to the file."""

@@ -104,15 +104,15 @@ class FunctionRepairEnv(SandboxEnv):
         name = self.task.entry_point
         if name not in candidate:
             return Judgement("failed", told=f"your answer does not define `{name}`")
-        box = await self._clean_sandbox()
+        sandbox = await self._clean_sandbox()
         if not self._interpreter.path:
-            self._interpreter = replace(self._interpreter, path=await find_python(box))
+            self._interpreter = replace(self._interpreter, path=await find_python(sandbox))
         self._is_used = True
-        judgement = await judge(box, self.task.hidden, candidate, self._interpreter)
+        judgement = await judge(sandbox, self.task.hidden, candidate, self._interpreter)
         if judgement.verdict == "error":
             await self._give_back()  # never wait for a sandbox while holding another
             self._clean = None
-            await expect_gold(self._boxes, self.task, self._interpreter)
+            await expect_gold(self._sandboxes, self.task, self._interpreter)
         return judgement
 
     async def _clean_sandbox(self) -> Sandbox:
@@ -120,17 +120,17 @@ class FunctionRepairEnv(SandboxEnv):
         if self._is_used and not await self._restored():
             await self.open_sandbox()
             self._clean = None
-        assert self._box is not None
+        assert self._sandbox is not None
         if self._clean is None and self._attempts + 1 < self.config.num_attempts:
-            self._clean = await self._box.snapshot()
-        return self._box
+            self._clean = await self._sandbox.snapshot()
+        return self._sandbox
 
     async def _restored(self) -> bool:
-        if self._box is None or self._clean is None:
+        if self._sandbox is None or self._clean is None:
             return False
         try:
             async with asyncio.timeout(_RESTORE_S):
-                await self._box.restore(self._clean)
+                await self._sandbox.restore(self._clean)
         except (OSError, SandboxFailure, TimeoutError):  # an answer can cause these
             return False
         return True

@@ -13,18 +13,18 @@ from rollart_sandboxes.pool.source import SandboxSource
 
 
 async def expect_gold(
-    boxes: SandboxSource, task: FunctionTask, interpreter: JudgeInterpreter
+    sandboxes: SandboxSource, task: FunctionTask, interpreter: JudgeInterpreter
 ) -> None:
     """Raise an error unless the task's own solution passes in a new sandbox.
 
     Raises:
         SandboxFailure: If the judge does not work there, or the task is wrong. No retry can help.
     """
-    box = await boxes.take()
+    sandbox = await sandboxes.take()
     try:
-        gold = await judge(box, task.hidden, task.gold_code, interpreter)
+        gold = await judge(sandbox, task.hidden, task.gold_code, interpreter)
     finally:
-        await boxes.give_back(box)
+        await sandboxes.give_back(sandbox)
     if gold.verdict != "passed":
         failure = SandboxFailure(
             f"{task.task_id}: its own solution is judged {gold.verdict} in a new sandbox: "

@@ -63,7 +63,10 @@ class Made:
 
 
 async def make_tasks(
-    order: MakeOrder, boxes: SandboxSource, judge_in: Callable[[TaskFolder], Judge], heard: Heard
+    order: MakeOrder,
+    sandboxes: SandboxSource,
+    judge_in: Callable[[TaskFolder], Judge],
+    heard: Heard,
 ) -> Made:
     """Make tasks of a package until there are enough, or no bugs are left to try.
 
@@ -78,7 +81,7 @@ async def make_tasks(
         package = await asyncio.to_thread(_prepared, order, Path(temporary), notes, heard)
         mirror = order.folder.mirror(package.slug)
         commit = mirror.commit_folder(package.root, f"{package.name} {package.version}")
-        suite = _suite(order, package, boxes)
+        suite = _suite(order, package, sandboxes)
     heard(f"running the tests of {package.name}", None)
     works = await _works(order, package, mirror, commit, suite)
     works = replace(works, judge=judge_in(order.folder))
@@ -153,14 +156,14 @@ async def _nobody(row: Row) -> str:
     raise AssertionError("a judge is given before the first row")
 
 
-def _suite(order: MakeOrder, package: Package, boxes: SandboxSource) -> Suite:
+def _suite(order: MakeOrder, package: Package, sandboxes: SandboxSource) -> Suite:
     arguments = [*PYTEST, *order.pytest]
     if not any(_has_usual_tests(package.root)):
         odd = (path for name in _ODD_NAMES for path in package.root.rglob(name))
         arguments += sorted(str(path.relative_to(package.root)) for path in odd)
     source_path = ("src",) if (package.root / "src").is_dir() else ()
     site = order.folder.site(package.slug).resolve()
-    return Suite(boxes, order.python, (site,), source_path, tuple(arguments))
+    return Suite(sandboxes, order.python, (site,), source_path, tuple(arguments))
 
 
 def _has_usual_tests(root: Path) -> Iterable[bool]:

@@ -296,7 +296,10 @@ class MineOrder:
 
 
 async def mine_tasks(
-    order: MineOrder, boxes: SandboxSource, judge_in: Callable[[TaskFolder], Judge], heard: Heard
+    order: MineOrder,
+    sandboxes: SandboxSource,
+    judge_in: Callable[[TaskFolder], Judge],
+    heard: Heard,
 ) -> Made:
     """Mine a repository until there are enough tasks, or no commits are left.
 
@@ -314,7 +317,7 @@ async def mine_tasks(
     fields: Row = {"repo": name, "python_path": python_path, "source_path": list(source_path)}
     fields |= {"python": order.python} if order.python else {}
     folders = tuple((order.folder.path / path).resolve() for path in python_path)
-    suite = Suite(boxes, order.python, folders, source_path, (*PYTEST, *order.pytest))
+    suite = Suite(sandboxes, order.python, folders, source_path, (*PYTEST, *order.pytest))
     pit = Pit(name, mirror, suite, judge_in(order.folder), {**fields, "version": "0"})
     return await _mine(order, pit, head, heard)
 

@@ -43,7 +43,7 @@ _GIT_READ = (*_GIT, "core.hooksPath=/dev/null", "-c", "core.quotePath=true", "-c
 _DIFF = ("diff", "--cached", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames")
 
 
-class Box(Protocol):
+class Sandbox(Protocol):
     """The part of a sandbox that patches need."""
 
     async def exec(
@@ -131,12 +131,12 @@ def steers_the_runner(path: str) -> bool:
 
 
 async def apply_patch(
-    box: Box, patch: str, *, repo_dir: str, patch_path: str, timeout_s: float = 60.0
+    sandbox: Sandbox, patch: str, *, repo_dir: str, patch_path: str, timeout_s: float = 60.0
 ) -> Applied:
     """Apply a patch with the first command that accepts it.
 
     Args:
-        box: The sandbox with the repository.
+        sandbox: The sandbox with the repository.
         patch: A unified diff; an empty one does nothing.
         repo_dir: The repository's folder in the sandbox.
         patch_path: Where to write the patch in the sandbox; outside the repository.
@@ -147,10 +147,10 @@ async def apply_patch(
     if unsafe := [path for path in touched_files(patch) if _leaves_tree(path)]:
         return Applied(False, "", f"the patch touches {unsafe[0]!r}, outside the repository")
     text = patch if patch.endswith("\n") else patch + "\n"
-    await box.write_file(patch_path, text.encode("utf-8", "surrogateescape"))
+    await sandbox.write_file(patch_path, text.encode("utf-8", "surrogateescape"))
     log = []
     for command in APPLIERS:
-        result = await box.exec((*command, patch_path), timeout_s=timeout_s, cwd=repo_dir)
+        result = await sandbox.exec((*command, patch_path), timeout_s=timeout_s, cwd=repo_dir)
         log.append(f"$ {' '.join(command)}\n{_said(result)}")
         if result.exit_code == 0 and not result.timed_out:
             return Applied(True, " ".join(command), "\n".join(log))
@@ -158,7 +158,7 @@ async def apply_patch(
 
 
 async def extract_patch(
-    box: Box, *, repo_dir: str, base: str, index_path: str, timeout_s: float = 60.0
+    sandbox: Sandbox, *, repo_dir: str, base: str, index_path: str, timeout_s: float = 60.0
 ) -> str:
     """Return the changes in a repository since ``base``, with new files but without binary ones.
 
@@ -166,7 +166,7 @@ async def extract_patch(
     that the agent created inside it.
 
     Args:
-        box: The sandbox with the repository.
+        sandbox: The sandbox with the repository.
         repo_dir: The repository's folder in the sandbox.
         base: The commit to compare with.
         index_path: Where git can write a separate index; outside the repository.
@@ -177,7 +177,7 @@ async def extract_patch(
     """
     result = ExecResult(0, b"", b"")
     for command in extract_commands(base):
-        result = await box.exec(
+        result = await sandbox.exec(
             command,
             timeout_s=timeout_s,
             cwd=repo_dir,
@@ -187,8 +187,10 @@ async def extract_patch(
         if result.exit_code != 0 or result.timed_out:
             raise PatchError(f"{' '.join(command)} failed in {repo_dir}: {_said(result)[-500:]}")
     if result.truncated:
-        room = len(result.stdout)
-        raise PatchError(f"the changes in {repo_dir} are larger than the {room} bytes given back")
+        capacity = len(result.stdout)
+        raise PatchError(
+            f"the changes in {repo_dir} are larger than the {capacity} bytes given back"
+        )
     changes = file_changes(result.stdout.decode("utf-8", "surrogateescape"))
     return "".join(c.text for c in changes if not (c.is_binary or c.is_repository))
 

@@ -82,8 +82,8 @@ class RepairEnv(SandboxEnv):
         run_of(task)  # fail now, not at the end, if the row does not define how its tests run
         tree = await asyncio.to_thread(base_tree, task, self._repos_dir)
         needs = needs_of(task, beside=self._file.parent, python=self.config.python)
-        box = await self.open_sandbox(**sandbox_options(self._boxes, task, needs))
-        workspace = await unpack(box, task, tree)
+        sandbox = await self.open_sandbox(**sandbox_options(self._sandboxes, task, needs))
+        workspace = await unpack(sandbox, task, tree)
         self._episode = _Episode(task, tree, needs, workspace)
         return _prompt(task, workspace), self._info(None)
 
@@ -92,7 +92,7 @@ class RepairEnv(SandboxEnv):
         if not isinstance(action, str):
             raise TypeError(f"an answer is a str, not {action!r:.80}")
         episode = self._present
-        if episode.is_over or self._box is None:
+        if episode.is_over or self._sandbox is None:
             raise ResetNeeded("the episode is over: call reset()")
         episode.num_turns += 1
         said = ""
@@ -101,11 +101,11 @@ class RepairEnv(SandboxEnv):
         except ActionError as error:
             parsed, said = None, str(error)
         if parsed is not None and not isinstance(parsed, Submit):
-            said = await self._do(self._box, parsed)
+            said = await self._do(self._sandbox, parsed)
             episode.expert_done(action)
         if not isinstance(parsed, Submit) and episode.num_turns < self.config.max_turns:
             return said, 0.0, False, False, self._info(None)
-        report = await self._graded(self._box)
+        report = await self._graded(self._sandbox)
         return _verdict(report), report.grade.reward, True, False, self._info(report)
 
     def oracle(self) -> str | None:
@@ -124,19 +124,19 @@ class RepairEnv(SandboxEnv):
             yield _prompt(task, Workspace("/work/repo", "", ""))
             yield from expert_actions(task)
 
-    async def _do(self, box: Sandbox, action: Action) -> str:
+    async def _do(self, sandbox: Sandbox, action: Action) -> str:
         try:
             if isinstance(action, Bash):
-                return await self._command(box, action)
+                return await self._command(sandbox, action)
             assert isinstance(action, Edit)
-            return await self._edit(box, action)
+            return await self._edit(sandbox, action)
         except OSError as error:  # the sandbox refuses it, for example if a folder is gone
             return f"That could not be done: {error.strerror or error}"
 
-    async def _command(self, box: Sandbox, action: Bash) -> str:
+    async def _command(self, sandbox: Sandbox, action: Bash) -> str:
         episode = self._present
         repo_dir = episode.workspace.repo_dir
-        result = await box.exec(
+        result = await sandbox.exec(
             action.argv,
             timeout_s=self.config.command_timeout_s,
             cwd=repo_dir,
@@ -150,11 +150,11 @@ class RepairEnv(SandboxEnv):
             text += f"\n(exit code {result.exit_code})"
         return cut_output(text.strip("\n"), self.config.max_output_chars) or "(no output)"
 
-    async def _edit(self, box: Sandbox, edit: Edit) -> str:
+    async def _edit(self, sandbox: Sandbox, edit: Edit) -> str:
         episode = self._present
         path = str(Path(episode.workspace.repo_dir, edit.path))
         try:
-            content = await box.read_file(path)
+            content = await sandbox.read_file(path)
         except FileNotFoundError:
             text = None
         else:
@@ -166,27 +166,29 @@ class RepairEnv(SandboxEnv):
                 return f"{edit.path} is no text in UTF-8."
         edited = episode.history.apply(edit, text)
         if edited.text != text:
-            await self._write(box, path, edited.text, was_there=text is not None)
+            await self._write(sandbox, path, edited.text, was_there=text is not None)
         return cut_output(edited.message, self.config.max_output_chars)
 
-    async def _write(self, box: Sandbox, path: str, text: str | None, *, was_there: bool) -> None:
+    async def _write(
+        self, sandbox: Sandbox, path: str, text: str | None, *, was_there: bool
+    ) -> None:
         if text is None:
-            await box.exec(("rm", "-f", "--", path), timeout_s=10)
+            await sandbox.exec(("rm", "-f", "--", path), timeout_s=10)
             return
         mode = 0o644
         if was_there:
-            found = await box.exec(("stat", "-L", "-c", "%a", "--", path), timeout_s=10)
+            found = await sandbox.exec(("stat", "-L", "-c", "%a", "--", path), timeout_s=10)
             mode = int(found.stdout, 8) if found.exit_code == 0 else mode
-        await box.write_file(path, text.encode("utf-8", "surrogateescape"), mode=mode)
+        await sandbox.write_file(path, text.encode("utf-8", "surrogateescape"), mode=mode)
 
-    async def _graded(self, box: Sandbox) -> Report:
+    async def _graded(self, sandbox: Sandbox) -> Report:
         """Extract the patch from the agent's sandbox, close it, and judge in another one."""
         episode = self._present
         episode.is_over = True
         workspace = episode.workspace
         try:
             patch = await extract_patch(
-                box,
+                sandbox,
                 repo_dir=workspace.repo_dir,
                 base=workspace.base,
                 index_path=f"{workspace.scratch}/rollart-index",
@@ -198,7 +200,7 @@ class RepairEnv(SandboxEnv):
         if not patch.strip():
             return Report.none(episode.task, "nothing was changed")
         return await judge_patch(
-            self._boxes,
+            self._sandboxes,
             episode.task,
             episode.tree,
             patch,

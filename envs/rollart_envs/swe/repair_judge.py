@@ -149,7 +149,7 @@ class _NoProof(Exception):
 
 
 async def judge_patch(
-    boxes: SandboxSource,
+    sandboxes: SandboxSource,
     task: RepairTask,
     tree: RepositoryTree | None,
     patch: str,
@@ -161,7 +161,7 @@ async def judge_patch(
     """Grade a patch in its own sandbox.
 
     Args:
-        boxes: The source of sandboxes.
+        sandboxes: The source of sandboxes.
         task: The task.
         tree: The repository at the base commit; None: that of the task's image.
         patch: A unified diff; empty: the unchanged repository.
@@ -177,20 +177,20 @@ async def judge_patch(
     began = time.monotonic()
     run_of(task)  # fail before a sandbox is started if the row does not define how its tests run
     wanted, left_out = acceptable(task, patch)
-    box = await boxes.take(**sandbox_options(boxes, task, needs))
+    sandbox = await sandboxes.take(**sandbox_options(sandboxes, task, needs))
     statuses: Statuses = {}
     why = log = ""
     try:
-        workspace = await unpack(box, task, tree)
+        workspace = await unpack(sandbox, task, tree)
         if not needs.python:
-            needs = replace(needs, python=await find_python(box))
-        context = await _context(box, task, workspace, wanted)
-        await _put_in(box, task, workspace, wanted)
-        statuses, log = await _run(box, task, workspace, needs, context, timeout_s)
+            needs = replace(needs, python=await find_python(sandbox))
+        context = await _context(sandbox, task, workspace, wanted)
+        await _put_in(sandbox, task, workspace, wanted)
+        statuses, log = await _run(sandbox, task, workspace, needs, context, timeout_s)
     except _NoProof as found:
         why, log = str(found), found.log
     finally:
-        await boxes.give_back(box)
+        await sandboxes.give_back(sandbox)
     return Report(
         graded(task, statuses, parity=parity),
         statuses,
@@ -224,13 +224,13 @@ def _named(task: RepairTask, statuses: Statuses) -> Statuses:
 
 
 async def _context(
-    box: Sandbox, task: RepairTask, workspace: Workspace, patch: str
+    sandbox: Sandbox, task: RepairTask, workspace: Workspace, patch: str
 ) -> dict[str, object]:
     """Return the guard's input: base versions of the changed files, and the test files."""
     base: dict[str, str] = {}
     for path in touched_files(patch):
         try:
-            content = await box.read_file(f"{workspace.repo_dir}/{path}")
+            content = await sandbox.read_file(f"{workspace.repo_dir}/{path}")
         except (OSError, ValueError):
             content = b""
         base[path] = content.decode("utf-8", "replace")
@@ -248,21 +248,21 @@ async def _context(
     }
 
 
-async def _put_in(box: Sandbox, task: RepairTask, workspace: Workspace, patch: str) -> None:
+async def _put_in(sandbox: Sandbox, task: RepairTask, workspace: Workspace, patch: str) -> None:
     """Apply the patch, then restore the tests of the task."""
-    applied = await _apply(box, workspace, patch, "model")
+    applied = await _apply(sandbox, workspace, patch, "model")
     if not applied.ok:
         raise _NoProof("the patch does not apply", applied.log)
     for command in restore_commands(task.test_patch, workspace.base):
-        result = await box.exec(command, timeout_s=_SMALL_S, cwd=workspace.repo_dir)
+        result = await sandbox.exec(command, timeout_s=_SMALL_S, cwd=workspace.repo_dir)
         if result.exit_code != 0:
             raise _NoProof("the test files could not be brought back", _said(result))
-    applied = await _apply(box, workspace, task.test_patch, "test")
+    applied = await _apply(sandbox, workspace, task.test_patch, "test")
     if applied.ok:
         return
-    await box.exec(("git", "reset", "-q", "--hard"), timeout_s=_SMALL_S, cwd=workspace.repo_dir)
-    await box.exec(("git", "clean", "-qfdx"), timeout_s=_SMALL_S, cwd=workspace.repo_dir)
-    if (await _apply(box, workspace, task.test_patch, "test")).ok:
+    await sandbox.exec(("git", "reset", "-q", "--hard"), timeout_s=_SMALL_S, cwd=workspace.repo_dir)
+    await sandbox.exec(("git", "clean", "-qfdx"), timeout_s=_SMALL_S, cwd=workspace.repo_dir)
+    if (await _apply(sandbox, workspace, task.test_patch, "test")).ok:
         raise _NoProof("the test patch does not apply after the patch", applied.log)
     raise TaskFailure(
         f"{task.instance_id}: its test patch does not apply to its base commit: "
@@ -271,18 +271,18 @@ async def _put_in(box: Sandbox, task: RepairTask, workspace: Workspace, patch: s
     )
 
 
-async def _apply(box: Sandbox, workspace: Workspace, patch: str, name: str) -> Applied:
+async def _apply(sandbox: Sandbox, workspace: Workspace, patch: str, name: str) -> Applied:
     """Apply a patch, and remove its copy so that the tested code cannot read it."""
     path = f"{workspace.scratch}/{name}.patch"
-    applied = await apply_patch(box, patch, repo_dir=workspace.repo_dir, patch_path=path)
-    removed = await box.exec(("rm", "-f", path), timeout_s=_SMALL_S)
+    applied = await apply_patch(sandbox, patch, repo_dir=workspace.repo_dir, patch_path=path)
+    removed = await sandbox.exec(("rm", "-f", path), timeout_s=_SMALL_S)
     if removed.exit_code != 0:
         raise _unfit(f"{path} cannot be removed: {_said(removed).strip()[-200:]}")
     return applied
 
 
 async def _run(
-    box: Sandbox,
+    sandbox: Sandbox,
     task: RepairTask,
     workspace: Workspace,
     needs: Needs,
@@ -292,12 +292,12 @@ async def _run(
     """Run the tests; return the status of each, and the log."""
     run = run_of(task)
     if run.is_signed:
-        return await _reported(box, run, workspace, needs, context, timeout_s)
-    return await _logged(box, run, workspace, needs, timeout_s)
+        return await _reported(sandbox, run, workspace, needs, context, timeout_s)
+    return await _logged(sandbox, run, workspace, needs, timeout_s)
 
 
 async def _reported(
-    box: Sandbox,
+    sandbox: Sandbox,
     run: TestRun,
     workspace: Workspace,
     needs: Needs,
@@ -307,7 +307,7 @@ async def _reported(
     nonce, repo = secrets.token_hex(16), PurePosixPath(workspace.repo_dir)
     folder = f"{workspace.scratch}/rollart-{secrets.token_hex(8)}"
     for name, source in _reporter().items():
-        await box.write_file(f"{folder}/{name}", source)
+        await sandbox.write_file(f"{folder}/{name}", source)
     order = {
         **context,
         "nonce": nonce,
@@ -317,7 +317,7 @@ async def _reported(
         "sources": [str(repo / path) for path in needs.source_path],
     }
     result = await _exec(
-        box,
+        sandbox,
         (needs.python, "-I", "-B", f"{folder}/report_plugin.py", *run.arguments),
         workspace,
         needs,
@@ -326,36 +326,36 @@ async def _reported(
     )
     log = _said(result)
     try:
-        statuses = read_report(await box.read_file(f"{folder}/report"), nonce)
+        statuses = read_report(await sandbox.read_file(f"{folder}/report"), nonce)
     except (OSError, ReportError) as error:
-        await _expect_runner(box, run, needs)
+        await _expect_runner(sandbox, run, needs)
         raise _NoProof(str(error), log) from None
     return statuses, log
 
 
-async def _expect_runner(box: Sandbox, run: TestRun, needs: Needs) -> None:
+async def _expect_runner(sandbox: Sandbox, run: TestRun, needs: Needs) -> None:
     """Raise an error if the sandbox cannot import the test runner; no patch can cause that.
 
     Code that ran in the sandbox cannot have changed the modules imported here.
     """
     module = "_pytest.config" if run.runner == "pytest" else "unittest"
     code = f"import sys; sys.path[1:1] = {list(needs.python_path)!r}; import {module}"
-    result = await box.exec((needs.python, "-I", "-B", "-c", code), timeout_s=_SMALL_S)
+    result = await sandbox.exec((needs.python, "-I", "-B", "-c", code), timeout_s=_SMALL_S)
     if result.exit_code != 0:
         said = _said(result).strip().splitlines()[-1:]
         raise _unfit(f"{needs.python} of the box cannot import {module}: {' '.join(said)}")
 
 
 async def _logged(
-    box: Sandbox, run: TestRun, workspace: Workspace, needs: Needs, timeout_s: float
+    sandbox: Sandbox, run: TestRun, workspace: Workspace, needs: Needs, timeout_s: float
 ) -> tuple[Statuses, str]:
     nonce = secrets.token_hex(16)
     command = marked(f"( {run.command}\n) 2>&1", nonce)
-    result = await _exec(box, ("bash", "-c", command), workspace, needs, timeout_s)
+    result = await _exec(sandbox, ("bash", "-c", command), workspace, needs, timeout_s)
     log = _said(result)
     if result.truncated:  # the results in its middle are lost
-        room = len(result.stdout)
-        raise _NoProof(f"the log is longer than the {room} bytes that the box gives back", log)
+        capacity = len(result.stdout)
+        raise _NoProof(f"the log is longer than the {capacity} bytes that the box gives back", log)
     try:
         said = between_markers(log, nonce)
     except MarkersMissing as error:
@@ -364,7 +364,7 @@ async def _logged(
 
 
 async def _exec(
-    box: Sandbox,
+    sandbox: Sandbox,
     argv: Sequence[str],
     workspace: Workspace,
     needs: Needs,
@@ -372,7 +372,7 @@ async def _exec(
     *,
     stdin: bytes = b"",
 ) -> ExecResult:
-    result = await box.exec(
+    result = await sandbox.exec(
         argv,
         timeout_s=timeout_s,
         cwd=workspace.repo_dir,

@@ -80,7 +80,7 @@ class SuiteRun:
 class Suite:
     """How to run a repository's tests."""
 
-    boxes: SandboxSource
+    sandboxes: SandboxSource
     python: str
     """Absolute path in the sandbox; empty: the ``python3`` on its PATH."""
     python_path: tuple[Path, ...] = ()
@@ -97,12 +97,12 @@ class Suite:
 
     async def open(self, tree: bytes) -> Checkout:
         """Return a checkout of a tree (a tar archive) in its own sandbox."""
-        box = await self.boxes.take(ro_binds=[str(path) for path in self.python_path])
+        sandbox = await self.sandboxes.take(ro_binds=[str(path) for path in self.python_path])
         try:
-            checkout = Checkout(self, box)
+            checkout = Checkout(self, sandbox)
             await checkout.unpack(tree)
         except BaseException:
-            await self.boxes.give_back(box)
+            await self.sandboxes.give_back(sandbox)
             raise
         return checkout
 
@@ -110,16 +110,16 @@ class Suite:
 class Checkout:
     """A tree in a sandbox; each run starts with the tree as it was unpacked."""
 
-    def __init__(self, suite: Suite, box: Sandbox) -> None:
+    def __init__(self, suite: Suite, sandbox: Sandbox) -> None:
         self._suite = suite
-        self._box = box
+        self._sandbox = sandbox
         self._python_there = suite.python
         self._clean = ""
 
     async def unpack(self, tree: bytes) -> None:
         """Unpack the tree."""
-        self._python_there = self._python_there or await find_python(self._box)
-        await self._box.write_file(_TREE, tree)
+        self._python_there = self._python_there or await find_python(self._sandbox)
+        await self._sandbox.write_file(_TREE, tree)
         needed = map(str, self._suite.python_path)
         arguments = ("-I", "-S", "-c", _UNPACK, _TREE, REPO_DIR, *needed)
         done = await self._python(*arguments, timeout_s=120.0)
@@ -131,7 +131,7 @@ class Checkout:
                 f"{unread}: cannot be read in the sandbox; use a folder that is not below /work,"
                 " which the sandbox uses itself, and that other users can read"
             )
-        self._clean = await self._box.snapshot()
+        self._clean = await self._sandbox.snapshot()
 
     async def run(
         self,
@@ -154,7 +154,7 @@ class Checkout:
         Raises:
             FilesRefused: If the files cannot be written.
         """
-        await self._box.restore(self._clean)
+        await self._sandbox.restore(self._clean)
         await self._change(files or {})
         order = json.dumps({"path": _REPORT, "calls": calls})
         done = await self._python(
@@ -169,24 +169,24 @@ class Checkout:
             },
         )
         try:
-            report = await self._box.read_file(_REPORT)
+            report = await self._sandbox.read_file(_REPORT)
         except OSError:
             report = b""
         return _suite_run(report, done)
 
     async def close(self) -> None:
         """Return the sandbox."""
-        await self._suite.boxes.give_back(self._box)
+        await self._suite.sandboxes.give_back(self._sandbox)
 
     async def _change(self, files: Mapping[str, bytes | None]) -> None:
         gone = [path for path, content in files.items() if content is None]
         if gone:
-            await self._box.exec(("rm", "-rf", "--", *gone), timeout_s=30.0, cwd=REPO_DIR)
+            await self._sandbox.exec(("rm", "-rf", "--", *gone), timeout_s=30.0, cwd=REPO_DIR)
             await self._remove_emptied({str(PurePosixPath(path).parent) for path in gone})
         for path, content in files.items():
             if content is not None:
                 try:
-                    await self._box.write_file(f"{REPO_DIR}/{path}", content)
+                    await self._sandbox.write_file(f"{REPO_DIR}/{path}", content)
                 except OSError as e:
                     why = e.strerror or str(e)
                     raise FilesRefused(f"its files cannot be put in: {why}") from e
@@ -198,7 +198,7 @@ class Checkout:
             # rmdir stops at the first folder that is not empty, as intended.
             script = 'for folder; do rmdir -p -- "$folder" 2>/dev/null; done'
             argv = ("sh", "-c", script, "sh", *within)
-            await self._box.exec(argv, timeout_s=30.0, cwd=REPO_DIR)
+            await self._sandbox.exec(argv, timeout_s=30.0, cwd=REPO_DIR)
 
     async def _python(
         self,
@@ -209,7 +209,7 @@ class Checkout:
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
         argv = (self._python_there, *arguments)
-        return await self._box.exec(argv, timeout_s=timeout_s, cwd=cwd, stdin=stdin, env=env)
+        return await self._sandbox.exec(argv, timeout_s=timeout_s, cwd=cwd, stdin=stdin, env=env)
 
 
 def _suite_run(report: bytes, done: ExecResult) -> SuiteRun:

@@ -77,7 +77,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    boxes: SandboxSource
+    sandboxes: SandboxSource
     beside: Path
     repos_dir: Path
     python: str
@@ -86,7 +86,7 @@ class _Order:
 
 async def validate(
     path: Path,
-    boxes: SandboxSource,
+    sandboxes: SandboxSource,
     *,
     repos_dir: Path | None = None,
     concurrency: int = 2,
@@ -98,7 +98,7 @@ async def validate(
 
     Args:
         path: A task file of either format.
-        boxes: The source of sandboxes.
+        sandboxes: The source of sandboxes.
         repos_dir: Folder of the repositories; None: ``repos`` in the folder of the file.
         concurrency: Maximum number of concurrent rows; each uses one sandbox at a time.
         python: Absolute path in the sandbox; empty: the ``python3`` on its PATH.
@@ -112,7 +112,7 @@ async def validate(
         UserError: If the file cannot be read or has no task.
     """
     tasks, bad = _read(path)
-    order = _Order(boxes, path.parent, repos_dir or path.parent / "repos", python, timeout_s)
+    order = _Order(sandboxes, path.parent, repos_dir or path.parent / "repos", python, timeout_s)
     free = asyncio.Semaphore(concurrency)
 
     async def one(task: RepairTask | FunctionTask) -> Verdict:
@@ -169,7 +169,7 @@ async def _repair(order: _Order, task: RepairTask) -> tuple[Result, Result, str,
     reports: list[Report] = []
     for patch in (task.patch, ""):
         report = await judge_patch(
-            order.boxes, task, tree, patch, needs, timeout_s=order.timeout_s or TIMEOUT_S
+            order.sandboxes, task, tree, patch, needs, timeout_s=order.timeout_s or TIMEOUT_S
         )
         reports.append(report)
     gold, empty = reports
@@ -191,14 +191,14 @@ def _problem(gold: Report, empty: Report) -> str:
 
 
 async def _function(order: _Order, task: FunctionTask) -> tuple[Result, Result, str]:
-    box = await order.boxes.take()
+    sandbox = await order.sandboxes.take()
     try:
-        path = order.python or await find_python(box)
+        path = order.python or await find_python(sandbox)
         interpreter = JudgeInterpreter(path, order.timeout_s or FUNCTION_TIMEOUT_S)
-        gold = await judge(box, task.hidden, task.gold_code, interpreter)
-        buggy = await judge(box, task.hidden, task.buggy_code, interpreter)
+        gold = await judge(sandbox, task.hidden, task.gold_code, interpreter)
+        buggy = await judge(sandbox, task.hidden, task.buggy_code, interpreter)
     finally:
-        await order.boxes.give_back(box)
+        await order.sandboxes.give_back(sandbox)
     results: dict[str, Result] = {"passed": "full", "failed": "none"}
     found = results.get(gold.verdict, "error"), results.get(buggy.verdict, "error")
     if gold.verdict != "passed":
@@ -238,7 +238,7 @@ def _read(path: Path) -> tuple[tuple[RepairTask | FunctionTask, ...], tuple[BadR
     return repairs.tasks, repairs.bad
 
 
-def judge_for(boxes: SandboxSource, python: str) -> Callable[[TaskFolder], Judge]:
+def judge_for(sandboxes: SandboxSource, python: str) -> Callable[[TaskFolder], Judge]:
     """Return a function that makes a judge for the rows of a folder."""
 
     def judge_in(folder: TaskFolder) -> Judge:
@@ -247,8 +247,8 @@ def judge_for(boxes: SandboxSource, python: str) -> Callable[[TaskFolder], Judge
                 task = repair_task(row)
                 needs = needs_of(task, beside=folder.path, python=python)
                 tree = await asyncio.to_thread(base_tree, task, folder.repos)
-                gold = await _judged(boxes, task, tree, task.patch, needs)
-                empty = await _judged(boxes, task, tree, "", needs)
+                gold = await _judged(sandboxes, task, tree, task.patch, needs)
+                empty = await _judged(sandboxes, task, tree, "", needs)
             except (RowError, TaskFailure) as error:
                 return str(error)
             return _wrong("the gold patch", gold, "full") or _wrong("no patch", empty, "none")
@@ -259,15 +259,19 @@ def judge_for(boxes: SandboxSource, python: str) -> Callable[[TaskFolder], Judge
 
 
 async def _judged(
-    boxes: SandboxSource, task: RepairTask, tree: RepositoryTree | None, patch: str, needs: Needs
+    sandboxes: SandboxSource,
+    task: RepairTask,
+    tree: RepositoryTree | None,
+    patch: str,
+    needs: Needs,
 ) -> Report:
     """Judge a patch; retry once if the sandbox fails."""
     try:
-        return await judge_patch(boxes, task, tree, patch, needs)
+        return await judge_patch(sandboxes, task, tree, patch, needs)
     except SandboxFailure as failure:
         if of_start(failure):
             raise
-        return await judge_patch(boxes, task, tree, patch, needs)
+        return await judge_patch(sandboxes, task, tree, patch, needs)
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:

@@ -108,28 +108,28 @@ def needs_of(task: RepairTask, *, beside: Path | None, python: str) -> Needs:
     )
 
 
-def sandbox_options(boxes: SandboxSource, task: RepairTask, needs: Needs) -> dict[str, object]:
+def sandbox_options(sandboxes: SandboxSource, task: RepairTask, needs: Needs) -> dict[str, object]:
     """Return the sandbox options of a task, in addition to those of the source."""
     options: dict[str, object] = {}
     if needs.python_path:
-        given = boxes.options.get("ro_binds", [])
+        given = sandboxes.options.get("ro_binds", [])
         options["ro_binds"] = list(dict.fromkeys((*given, *needs.python_path)))
     if task.image is not None:
         options.update(image=task.image, **_IMAGE_OPTIONS)
     return options
 
 
-async def unpack(box: Sandbox, task: RepairTask, tree: RepositoryTree | None) -> Workspace:
+async def unpack(sandbox: Sandbox, task: RepairTask, tree: RepositoryTree | None) -> Workspace:
     """Put a tree into a sandbox, or use the one of its image, and commit it.
 
     Raises:
         SandboxFailure: If the sandbox is gone, or has no disk space, no git or no tar.
     """
     if tree is not None:
-        await box.write_file(ARCHIVE, tree.archive)
+        await sandbox.write_file(ARCHIVE, tree.archive)
     script = (_FROM_IMAGE if tree is None else _FROM_ARCHIVE) + _COMMIT
     dates = {"GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE}
-    result = await box.exec(("sh", "-c", script), timeout_s=_UNPACK_S, env=dates)
+    result = await sandbox.exec(("sh", "-c", script), timeout_s=_UNPACK_S, env=dates)
     lines = result.stdout.decode(errors="replace").split()
     if result.exit_code != 0 or result.timed_out or len(lines) != 2:
         said = (result.stdout + result.stderr).decode(errors="replace").strip()[-300:]

@@ -236,9 +236,9 @@ class EmbeddedEngine(InferenceEngine):
 
     async def stats(self) -> EngineStats:
         """Return counters and gauges."""
-        room = 1
+        capacity = 1
         if self._runner is not None:
-            room = max(1, self._runner.num_slots * self._runner.max_tokens)
+            capacity = max(1, self._runner.num_slots * self._runner.max_tokens)
         return EngineStats(
             policy_version=self._version,
             num_running=len(self._running),
@@ -248,7 +248,7 @@ class EmbeddedEngine(InferenceEngine):
             cached_tokens=self._cached_tokens,
             decode_tokens=self._decode_tokens,
             busy_s=self._busy_s,
-            kv_used=sum(s.num_kv for s in self._sessions) / room,
+            kv_used=sum(s.num_kv for s in self._sessions) / capacity,
             extra={"steps": float(self._num_steps)},
         )
 
@@ -319,25 +319,25 @@ class EmbeddedEngine(InferenceEngine):
 
         Requests that need one token come first, because this step produces their next sample.
         """
-        room = runner.max_batch_tokens
+        capacity = runner.max_batch_tokens
         work: list[tuple[ActiveRequest, int]] = []
         longer: list[ActiveRequest] = []
         for active in self._running:
             session = active.session
             assert session is not None
             if session.length - session.num_kv == 1 and session.settled:
-                if room:
+                if capacity:
                     work.append((active, 1))
-                    room -= 1
+                    capacity -= 1
             else:
                 longer.append(active)
         for active in longer:
-            if room and self._settle(active, runner):
+            if capacity and self._settle(active, runner):
                 session = active.session
                 assert session is not None
-                count = min(room, session.length - session.num_kv)
+                count = min(capacity, session.length - session.num_kv)
                 work.append((active, count))
-                room -= count
+                capacity -= count
         return work
 
     def _settle(self, active: ActiveRequest, runner: Runner) -> bool:

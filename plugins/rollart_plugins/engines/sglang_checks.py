@@ -135,10 +135,10 @@ def _trouble(
             "has several replicas (dp_size), which do not support weight updates; use more "
             "engines instead"
         )
-    room = about.get("max_req_input_len")
-    if room is not None and int(room) + 1 < max_tokens:
+    capacity = about.get("max_req_input_len")
+    if capacity is not None and int(capacity) + 1 < max_tokens:
         return (
-            f"accepts at most {room} tokens, but rollout.max_context_tokens is {max_tokens}: "
+            f"accepts at most {capacity} tokens, but rollout.max_context_tokens is {max_tokens}: "
             f"start it with --context-length {max_tokens + dialect.CONTEXT_MARGIN}, or lower "
             "rollout.max_context_tokens"
         )

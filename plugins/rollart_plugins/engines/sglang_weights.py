@@ -31,7 +31,7 @@ from rollart_plugins.engines.config import SGLangConfig
 from rollart_plugins.engines.sglang_checks import ServerFacts
 from rollart_plugins.engines.sglang_client import SGLangClient
 from rollart_plugins.engines.sglang_server import free_port
-from rollart_plugins.engines.weight_files import Named, new_room, write_model, written
+from rollart_plugins.engines.weight_files import Named, new_folder, write_model, written
 
 dist: Any = torch.distributed  # its exports are not typed
 
@@ -71,7 +71,7 @@ class DiskTransport(WeightTransport):
         self, client: SGLangClient, model: Path, folder: str | None, bucket_bytes: int
     ) -> None:
         self._client, self._model, self._bucket_bytes = client, model, bucket_bytes
-        self._home = new_room("sglang", folder)
+        self._home = new_folder("sglang", folder)
         self._num_written = 0
         self._in_use: Path | None = None
 

@@ -199,10 +199,10 @@ class VllmEngine(OpenAIEngine):
                 raise
 
     def _new_folder(self) -> Path:
-        from rollart_plugins.engines.weight_files import new_room
+        from rollart_plugins.engines.weight_files import new_folder
 
         if self._folder is None:
-            self._folder = new_room("vllm", self._vllm.weights_dir)
+            self._folder = new_folder("vllm", self._vllm.weights_dir)
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         folder.chmod(0o755)
         return folder

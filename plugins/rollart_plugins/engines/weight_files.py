@@ -31,7 +31,7 @@ BUCKET_BYTES: Final = 256 * 2**20
 _INDEX = "model.safetensors.index.json"
 
 
-def new_room(kind: str, folder: str | None) -> Path:
+def new_folder(kind: str, folder: str | None) -> Path:
     """Make a folder for an engine's versions, and remove folders of killed engines on this machine.
 
     Args:
@@ -44,9 +44,9 @@ def new_room(kind: str, folder: str | None) -> Path:
     for left in home.glob(f"{prefix}*"):
         if is_left(left.name):
             shutil.rmtree(left, ignore_errors=True)
-    room = Path(tempfile.mkdtemp(prefix=f"{prefix}{stamp()}", dir=home))
-    room.chmod(0o755)  # the server can run as another user
-    return room
+    made = Path(tempfile.mkdtemp(prefix=f"{prefix}{stamp()}", dir=home))
+    made.chmod(0o755)  # the server can run as another user
+    return made
 
 
 def write_model(folder: Path, tensors: Iterable[Named], bucket_bytes: int = BUCKET_BYTES) -> int:

@@ -264,8 +264,8 @@ class PoolBackend(RemoteBackend[PoolConfig]):
         best = min(live, key=lambda worker: worker.num_busy, default=None)
         if best is None or best.num_busy:
             self._grow()
-        room = best is not None and best.num_busy + weight <= self.config.num_threads
-        if best is None or not (room or best.num_busy == 0):
+        capacity = best is not None and best.num_busy + weight <= self.config.num_threads
+        if best is None or not (capacity or best.num_busy == 0):
             return None
         best.num_busy += weight
         return best

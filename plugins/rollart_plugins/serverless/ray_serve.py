@@ -221,6 +221,6 @@ def _path() -> str:
 def _reason(error: Exception) -> str:
     """Return the line of Ray's error that contains the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "Error: " in line or "error: " in line]
-    chosen = (telling or lines or [type(error).__name__])[-1]
+    selected = [line for line in lines if "Error: " in line or "error: " in line]
+    chosen = (selected or lines or [type(error).__name__])[-1]
     return first_line(chosen.removeprefix(f"{UserError.__module__}.UserError: "))

@@ -228,7 +228,7 @@ class Hub:
             version_data = self._versions.get(gathering.policy_version)
         if version_data is None:  # removed in the meantime
             for subscriber in subscribers:
-                _tell(subscriber, {"held": self.versions()})
+                _notify(subscriber, {"held": self.versions()})
             return
         names = tuple(subscriber.name for subscriber in subscribers)
         if self._group is not None and self._group[0] != names:
@@ -236,7 +236,7 @@ class Hub:
         name = self._group[1].member.name if self._group else secrets.token_hex(8)
         for rank, subscriber in enumerate(subscribers, 1):
             place = {"name": name, "rank": rank, "size": len(subscribers) + 1}
-            _tell(subscriber, {"group": place, "store": self._store_port} | version_data.index())
+            _notify(subscriber, {"group": place, "store": self._store_port} | version_data.index())
         try:
             group = self._group[1] if self._group else self._join(name, names)
             for block in version_data.blocks:
@@ -259,7 +259,7 @@ class Hub:
             group[1].abandon()
 
 
-def _tell(subscriber: _Subscriber, message: Message) -> None:
+def _notify(subscriber: _Subscriber, message: Message) -> None:
     """Send a message; the broadcast detects a closed connection."""
     with contextlib.suppress(OSError):
         send(subscriber.connection, message)

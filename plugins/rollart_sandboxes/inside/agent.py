@@ -59,20 +59,20 @@ class Output:
 
     def __init__(self, limit: int) -> None:
         self.head, self.tail = bytearray(), bytearray()
-        self.head_room, self.tail_room = limit - limit // 2, limit // 2
+        self.head_limit, self.tail_limit = limit - limit // 2, limit // 2
         self.cut = False
 
     def add(self, data: bytes) -> None:
-        room = self.head_room - len(self.head)
-        self.head += data[:room]
-        self.tail += data[room:]
-        if len(self.tail) > self.tail_room:
+        can_send = self.head_limit - len(self.head)
+        self.head += data[:can_send]
+        self.tail += data[can_send:]
+        if len(self.tail) > self.tail_limit:
             self.cut = True
-            if len(self.tail) > 2 * self.tail_room + CHUNK:
+            if len(self.tail) > 2 * self.tail_limit + CHUNK:
                 self.trim()
 
     def trim(self) -> None:
-        del self.tail[: len(self.tail) - self.tail_room]
+        del self.tail[: len(self.tail) - self.tail_limit]
 
     def bytes(self) -> bytes:
         if self.cut:
@@ -105,7 +105,7 @@ class Agent:
         self.received = bytearray()
         self.out: Deque[memoryview] = collections.deque()
         self.out_bytes = 0
-        self.room = threading.Condition()
+        self.can_send = threading.Condition()
         self.execs: Dict[int, Exec] = {}
         self.uploads: Dict[int, "queue.Queue[Optional[bytes]]"] = {}
         self.later: Deque[Callable[[], None]] = collections.deque()
@@ -218,7 +218,7 @@ class Agent:
     def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
         text = json.dumps(header, separators=(",", ":")).encode()
         data = LENGTHS.pack(len(text), len(body)) + text + body
-        with self.room:
+        with self.can_send:
             self.out.append(memoryview(data))
             self.out_bytes += len(data)
         if threading.current_thread() is threading.main_thread():
@@ -226,10 +226,10 @@ class Agent:
         else:
             self.wake()
 
-    def send_when_room(self, header: Dict[str, Any], body: bytes) -> None:
+    def send_when_possible(self, header: Dict[str, Any], body: bytes) -> None:
         """Send from a thread, once the host has read enough of the earlier frames."""
-        with self.room:
-            self.room.wait_for(lambda: self.out_bytes < BACKLOG)
+        with self.can_send:
+            self.can_send.wait_for(lambda: self.out_bytes < BACKLOG)
         self.send(header, body)
 
     def wake(self) -> None:
@@ -239,7 +239,7 @@ class Agent:
             pass
 
     def flush(self, mask: int = 0) -> None:
-        with self.room:
+        with self.can_send:
             try:
                 while self.out:
                     sent = os.write(self.writes, self.out[0])
@@ -253,7 +253,7 @@ class Agent:
             except OSError:
                 self.running = False
                 self.out.clear()
-            self.room.notify_all()
+            self.can_send.notify_all()
             waiting = bool(self.out)
         self.watch(self.writes, selectors.EVENT_WRITE if waiting else 0, self.flush)
 

@@ -37,7 +37,7 @@ class Files:
                     raise OSError(errno.EFBIG, f"larger than {most} bytes", header["path"])
                 if not data:
                     return
-                self.agent.send_when_room({"id": header["id"], "part": 1}, data)
+                self.agent.send_when_possible({"id": header["id"], "part": 1}, data)
         finally:
             os.close(fd)
 

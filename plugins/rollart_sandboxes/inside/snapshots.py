@@ -54,7 +54,7 @@ class Snapshots:
             alone, begun = self.alone(), self.agent.num_execs
             packing = Packing(self.agent.roots)
             for piece in packing:
-                self.agent.send_when_room({"id": header["id"], "part": 1}, piece)
+                self.agent.send_when_possible({"id": header["id"], "part": 1}, piece)
             alone = alone and self.agent.num_execs == begun and self.alone()
             if not (alone and packing.folders.clock_moves_on()):
                 distrust(packing.notes)
@@ -148,10 +148,10 @@ def distrust(notes: Dict[str, Note]) -> None:
 CHUNK = 1 << 18
 KEY = os.urandom(32)
 # An overlay behaves as the file system of its upper folder, which is on a disk.
-TELLING = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
+CHANGE_FIELDS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
 
 
-class Telling:
+class ChangeMarks:
     """The file systems that update the change time at every write to a file."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class Telling:
     def of(self, handle: int, device: int) -> bool:
         """Return whether a file's file system does; an unknown one counts as one that does not."""
         if device not in self.devices:
-            self.devices[device] = kind(handle) in TELLING
+            self.devices[device] = kind(handle) in CHANGE_FIELDS
         return self.devices[device]
 
 
@@ -230,7 +230,7 @@ class Packing:
 
     def __init__(self, roots: List[str]) -> None:
         self.folders = Folders(roots)
-        self.telling = Telling()
+        self.selected = ChangeMarks()
         self.notes: Dict[str, Note] = {}
         self.num_notes = self.at = 0
         self.links: Dict[Tuple[int, int], str] = {}
@@ -316,8 +316,8 @@ class Packing:
             spans = data_spans(handle, found)
             length = sum(length for _, length in spans)
             yield from self.record(path, note, "f", [found.st_size, spans], length)
-            telling = self.telling.of(handle, found.st_dev)
-            whole = None if telling else hasher(found.st_size, spans)
+            selected = self.selected.of(handle, found.st_dev)
+            whole = None if selected else hasher(found.st_size, spans)
             for start, length in spans:
                 for data in span(handle, start, length):
                     if whole is not None:

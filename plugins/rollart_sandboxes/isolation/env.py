@@ -190,68 +190,68 @@ class _Sandboxes:
         """Return a running sandbox with one more slot in use."""
         most = self._recipe.isolation.num_slots
         free = (b for b in self._starts if b.num_slots < most and not b.retired)
-        box = next(free, None)
-        if box is None:
-            box = EnvSandbox(self._source, self._recipe)
-            self._starts[box] = asyncio.create_task(box.start())
-        box.num_slots += 1
-        box.num_opened += 1
+        sandbox = next(free, None)
+        if sandbox is None:
+            sandbox = EnvSandbox(self._source, self._recipe)
+            self._starts[sandbox] = asyncio.create_task(sandbox.start())
+        sandbox.num_slots += 1
+        sandbox.num_opened += 1
         try:
-            await asyncio.shield(self._starts[box])
+            await asyncio.shield(self._starts[sandbox])
         except BaseException as e:
-            await asyncio.shield(self.take_back(box))
+            await asyncio.shield(self.take_back(sandbox))
             if isinstance(e, SandboxFailure) and self._recipe.hint:
                 said = SandboxFailure(f"{e}. {self._recipe.hint}", boundary=e.boundary)
                 said.retryable = e.retryable
                 raise said from e
             raise
-        return box
+        return sandbox
 
-    async def take_back(self, box: EnvSandbox) -> None:
+    async def take_back(self, sandbox: EnvSandbox) -> None:
         """Release a slot. An empty sandbox is closed; the only sandbox is closed after a delay."""
-        box.num_slots -= 1
-        if box.num_slots:
+        sandbox.num_slots -= 1
+        if sandbox.num_slots:
             return
-        if len(self._starts) == 1 and not box.retired and self._starts[box].done():
-            asyncio.get_running_loop().call_later(LINGER_S, self._look, box, box.num_opened)
+        if len(self._starts) == 1 and not sandbox.retired and self._starts[sandbox].done():
+            asyncio.get_running_loop().call_later(LINGER_S, self._look, sandbox, sandbox.num_opened)
             return
-        await self._close(box)
+        await self._close(sandbox)
 
     async def close_idle(self) -> None:
         """Close the sandboxes without a slot in use."""
         await asyncio.gather(*(self._close(b) for b in list(self._starts) if not b.num_slots))
 
-    def _look(self, box: EnvSandbox, num_opened: int) -> None:
+    def _look(self, sandbox: EnvSandbox, num_opened: int) -> None:
         """Close a sandbox that has not been used since."""
-        if box in self._starts and not box.num_slots and box.num_opened == num_opened:
-            self._closing = asyncio.create_task(self._close(box))
+        if sandbox in self._starts and not sandbox.num_slots and sandbox.num_opened == num_opened:
+            self._closing = asyncio.create_task(self._close(sandbox))
 
-    async def _close(self, box: EnvSandbox) -> None:
+    async def _close(self, sandbox: EnvSandbox) -> None:
         """Close an empty sandbox, and the pool after the last one."""
-        if box.num_slots or (start := self._starts.pop(box, None)) is None:
+        if sandbox.num_slots or (start := self._starts.pop(sandbox, None)) is None:
             return  # a slot has been taken since, or it is already being closed
         start.cancel()
         await asyncio.gather(start, return_exceptions=True)
-        await box.close()
+        await sandbox.close()
         if not self._starts:
-            _boxes.pop(self._recipe.key, None)
+            _sandboxes.pop(self._recipe.key, None)
             await self._source.close()
 
 
-_boxes: dict[str, _Sandboxes] = {}
+_sandboxes: dict[str, _Sandboxes] = {}
 
 
 async def close_idle() -> None:
     """Close all sandboxes of this process without a slot in use."""
-    await asyncio.gather(*(boxes.close_idle() for boxes in list(_boxes.values())))
+    await asyncio.gather(*(sandboxes.close_idle() for sandboxes in list(_sandboxes.values())))
 
 
 def _sandboxes_of(recipe: Recipe) -> _Sandboxes:
-    return _boxes.setdefault(recipe.key, _Sandboxes(recipe))
+    return _sandboxes.setdefault(recipe.key, _Sandboxes(recipe))
 
 
 def _forget() -> None:
-    _boxes.clear()  # in a fork, they belong to the parent
+    _sandboxes.clear()  # in a fork, they belong to the parent
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -272,8 +272,8 @@ class EnvSlot:
         self._recipe, self._env_id = recipe, env_id
         self._options = json_options(options)
         self._number = 0
-        self._box: EnvSandbox | None = None
-        self._boxes: _Sandboxes | None = None
+        self._sandbox: EnvSandbox | None = None
+        self._sandboxes: _Sandboxes | None = None
         self._closed = False
         self.facts: dict[str, Any] = {}
 
@@ -309,10 +309,10 @@ class EnvSlot:
         Raises:
             EpisodeError: With the environment's exception, or the reason why the sandbox is gone.
         """
-        if self._closed or self._box is None:
+        if self._closed or self._sandbox is None:
             raise RuntimeError("the environment is closed")
         try:
-            return await self._box.call(self._number, call, *args)
+            return await self._sandbox.call(self._number, call, *args)
         except Raised as e:
             raise e.failure(f"env.{call}") from e
 
@@ -320,11 +320,11 @@ class EnvSlot:
         """Begin an episode, in another sandbox if this one has failed or is used up."""
         if self._closed:
             raise RuntimeError("the environment is closed")
-        if self._box is None or self._box.retired:
+        if self._sandbox is None or self._sandbox.retired:
             await self._leave()
             await self.open()
-        assert self._box is not None
-        self._box.num_episodes += 1
+        assert self._sandbox is not None
+        self._sandbox.num_episodes += 1
         return await self.call("reset", *args)
 
     async def close(self) -> None:
@@ -334,11 +334,11 @@ class EnvSlot:
 
     async def _ask(self, call: str) -> Any:
         """Take a slot in a sandbox, and describe or create the environment in it."""
-        boxes = _sandboxes_of(self._recipe)
-        box = await boxes.lend()
-        self._boxes, self._box, self._number = boxes, box, next(self._numbers)
+        sandboxes = _sandboxes_of(self._recipe)
+        sandbox = await sandboxes.lend()
+        self._sandboxes, self._sandbox, self._number = sandboxes, sandbox, next(self._numbers)
         try:
-            return await box.call(self._number, call, self._env_id, self._options)
+            return await sandbox.call(self._number, call, self._env_id, self._options)
         except Raised as e:
             await self._leave()
             raise self._told(e, call) from e
@@ -347,17 +347,17 @@ class EnvSlot:
             raise
 
     async def _leave(self) -> None:
-        box, boxes, self._box = self._box, self._boxes, None
-        if box is None or boxes is None:
+        sandbox, sandboxes, self._sandbox = self._sandbox, self._sandboxes, None
+        if sandbox is None or sandboxes is None:
             return
         try:
-            if box.alive:
+            if sandbox.alive:
                 async with asyncio.timeout(_CLOSE_S):
-                    await box.call(self._number, "close")
+                    await sandbox.call(self._number, "close")
         except (Raised, SandboxFailure, TimeoutError):
             pass  # the environment cannot close in time: release the slot anyway
         finally:
-            await asyncio.shield(boxes.take_back(box))
+            await asyncio.shield(sandboxes.take_back(sandbox))
 
     def _told(self, error: Raised, call: str) -> Exception:
         """Convert an exception from the environment's creation into an error for the user."""
@@ -416,7 +416,7 @@ class EnvSandbox:
 
     def __init__(self, source: SandboxSource, recipe: Recipe) -> None:
         self._source, self._recipe = source, recipe
-        self._box: Sandbox | None = None
+        self._sandbox: Sandbox | None = None
         self._program: asyncio.Task[None] | None = None
         self._write: Callable[[bytes], None] | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -452,10 +452,10 @@ class EnvSandbox:
         """
         began = asyncio.get_running_loop().time()
         try:
-            self._box = await self._source.take(**self._recipe.needs)
+            self._sandbox = await self._source.take(**self._recipe.needs)
             for name in _FILES:
                 content = files(__package__).joinpath(name).read_bytes()
-                await self._box.write_file(f"{_FOLDER}/{name}", content)
+                await self._sandbox.write_file(f"{_FOLDER}/{name}", content)
         except BaseException as e:
             self._fail(f"the sandbox did not start: {e}")
             await self.close()
@@ -463,7 +463,7 @@ class EnvSandbox:
         # Episodes begin in the first half of its lifetime, so that they can end in the second half.
         ttl_s = float(self._recipe.isolation.options["ttl_s"])
         self._until = began + ttl_s / 2
-        self._program = asyncio.create_task(self._run(self._box, ttl_s))
+        self._program = asyncio.create_task(self._run(self._sandbox, ttl_s))
         await asyncio.sleep(0)  # the task first sets the write function
 
     async def call(self, slot: int, call: str, *args: object) -> Any:
@@ -494,19 +494,19 @@ class EnvSandbox:
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        program, box = self._program, self._box
+        program, sandbox = self._program, self._sandbox
         if program is not None:
             program.cancel()
             await asyncio.wait({program})
-        if box is not None:
-            await self._source.give_back(box)
+        if sandbox is not None:
+            await self._source.give_back(sandbox)
 
-    async def _run(self, box: Sandbox, ttl_s: float) -> None:
+    async def _run(self, sandbox: Sandbox, ttl_s: float) -> None:
         """Run the server until it ends; then end the sandbox."""
         folder = f"{_FOLDER}/"
         argv = [self._recipe.python, *(folder + name for name in _FILES)]
         try:
-            ended = await box.program(
+            ended = await sandbox.program(
                 argv, take=self._take, begun=self._begun, timeout_s=ttl_s, env=_ENV
             )
         except Exception as e:

@@ -73,13 +73,13 @@ def find_project(given: str) -> Project:
     return Project(_source_of(found.plugin.distribution, given), (found.key,))
 
 
-def build_image(project: Project, build: Build, tell: Callable[[str], None]) -> tuple[str, ...]:
+def build_image(project: Project, build: Build, notify: Callable[[str], None]) -> tuple[str, ...]:
     """Build an image, and return its names.
 
     Args:
         project: The project.
         build: The options.
-        tell: Receives each line of progress.
+        notify: Receives each line of progress.
 
     Raises:
         UserError: If there is no Docker engine or no Dockerfile, or a step of it fails.
@@ -100,7 +100,7 @@ def build_image(project: Project, build: Build, tell: Callable[[str], None]) -> 
     argv += [word for tag in tags for word in ("--tag", tag)]
     argv += [word for arg in build.build_args for word in ("--build-arg", arg)]
     argv += ["--network", build.network] if build.network else []
-    _run([*argv, str(project.folder)], dockerfile, tell)
+    _run([*argv, str(project.folder)], dockerfile, notify)
     return tags
 
 
@@ -164,7 +164,7 @@ def _docker() -> str:
     return docker
 
 
-def _run(argv: Sequence[str], dockerfile: Path, tell: Callable[[str], None]) -> None:
+def _run(argv: Sequence[str], dockerfile: Path, notify: Callable[[str], None]) -> None:
     env = {**os.environ, "BUILDKIT_PROGRESS": "plain"}
     process = subprocess.Popen(
         argv,
@@ -185,7 +185,7 @@ def _run(argv: Sequence[str], dockerfile: Path, tell: Callable[[str], None]) -> 
                 line = _COLOUR.sub("", coloured)
                 step = line.strip() if line.startswith(("Step ", "#")) else step
                 last.append(line.rstrip())
-                tell(line.rstrip())
+                notify(line.rstrip())
     except BaseException:
         process.kill()
         process.wait()

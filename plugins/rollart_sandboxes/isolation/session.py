@@ -76,11 +76,11 @@ class Session:
 
     def corpus(self) -> Any:
         """Yield text for a tokenizer, up to about ``MAX_CORPUS_CHARS`` characters."""
-        room = MAX_CORPUS_CHARS
+        capacity = MAX_CORPUS_CHARS
         for text in self._env.corpus():
             yield text
-            room -= len(text)
-            if room < 0:
+            capacity -= len(text)
+            if capacity < 0:
                 return
 
     def close(self) -> None:

@@ -88,32 +88,32 @@ class HiddenTest:
         ).encode("utf-8", "surrogatepass")
 
 
-async def find_python(box: Sandbox) -> str:
+async def find_python(sandbox: Sandbox) -> str:
     """Return the absolute path of ``python3`` on the PATH of an unused sandbox.
 
     Raises:
         SandboxFailure: If there is none; a retry cannot help.
     """
     code = "import sys; print(sys.executable)"
-    result = await box.exec(("python3", "-I", "-S", "-c", code), timeout_s=GRACE_S)
+    result = await sandbox.exec(("python3", "-I", "-S", "-c", code), timeout_s=GRACE_S)
     path = result.stdout.decode(errors="replace").strip()
     if result.exit_code == 0 and path.startswith("/"):
         return path
     failure = SandboxFailure(
         "the sandbox has no python3 on its PATH: set the option python, or use another image",
-        boundary="box.python",
+        boundary="sandbox.python",
     )
     failure.retryable = False
     raise failure
 
 
 async def judge(
-    box: Sandbox, hidden: HiddenTest, candidate: str, interpreter: JudgeInterpreter
+    sandbox: Sandbox, hidden: HiddenTest, candidate: str, interpreter: JudgeInterpreter
 ) -> Judgement:
     """Run a hidden test on a candidate.
 
     Args:
-        box: A sandbox; the caller must handle what the candidate leaves in it.
+        sandbox: A sandbox; the caller must handle what the candidate leaves in it.
         hidden: The test.
         candidate: The agent's source.
         interpreter: The Python that runs it, and its time limit.
@@ -123,7 +123,7 @@ async def judge(
     """
     nonce, timeout_s = secrets.token_hex(16), interpreter.timeout_s
     try:
-        result = await box.exec(
+        result = await sandbox.exec(
             (interpreter.path, "-I", "-S", "-B", "-c", function_judge.BOOTSTRAP, _judge_source()),
             timeout_s=timeout_s + GRACE_S,
             env=CLEAN_ENV,
@@ -216,12 +216,12 @@ class Cases:
 
 
 async def run_cases(
-    box: Sandbox, cases: Cases, source: str, python: str
+    sandbox: Sandbox, cases: Cases, source: str, python: str
 ) -> list[CaseOutput] | None:
     """Run a program on its inputs.
 
     Args:
-        box: A sandbox; the caller must handle what the program leaves in it.
+        sandbox: A sandbox; the caller must handle what the program leaves in it.
         cases: The inputs.
         source: The program.
         python: Absolute path of a Python in the sandbox.
@@ -234,7 +234,7 @@ async def run_cases(
     """
     nonce = secrets.token_hex(16)
     try:
-        result = await box.exec(
+        result = await sandbox.exec(
             (python, "-I", "-S", "-B", "-c", case_runner.BOOTSTRAP, _runner_source()),
             timeout_s=GRACE_S + len(cases.inputs) * cases.wall_s,
             env=CLEAN_ENV,
@@ -248,9 +248,9 @@ async def run_cases(
     if not result.stdout.startswith(b'\n{"nonce": "%s"' % nonce.encode()):
         return None  # the program wrote there: the runner writes nothing before its answer
     if len(cases.inputs) > 1:
-        return await _in_halves(box, cases, source, python)
+        return await _in_halves(sandbox, cases, source, python)
     failure = SandboxFailure(
-        "the outputs exceed the limit: raise the sandbox's output_bytes", boundary="box.cases"
+        "the outputs exceed the limit: raise the sandbox's output_bytes", boundary="sandbox.cases"
     )
     failure.retryable = False
     raise failure
@@ -262,16 +262,16 @@ def _is_cut(result: ExecResult) -> bool:
 
 
 async def _in_halves(
-    box: Sandbox, cases: Cases, source: str, python: str
+    sandbox: Sandbox, cases: Cases, source: str, python: str
 ) -> list[CaseOutput] | None:
     """Run a program on the first half of the inputs, then on the rest: answers are shorter."""
     middle = len(cases.inputs) // 2
-    first = await run_cases(box, replace(cases, inputs=cases.inputs[:middle]), source, python)
+    first = await run_cases(sandbox, replace(cases, inputs=cases.inputs[:middle]), source, python)
     if first is None or len(first) < middle:
         return first
     if cases.stops and first[-1].how != case_runner.DONE:
         return first
-    rest = await run_cases(box, replace(cases, inputs=cases.inputs[middle:]), source, python)
+    rest = await run_cases(sandbox, replace(cases, inputs=cases.inputs[middle:]), source, python)
     return None if rest is None else first + rest
 
 

@@ -30,7 +30,7 @@ from rollart_sandboxes.pool.machine import Machine, look
 
 _POLL_S: Final = 0.03
 _WAIT_S: Final = 60.0
-_BOXES_A_CPU: Final = 32
+_SANDBOXES_PER_CPU: Final = 32
 _MEND: Final = (
     "lower rollout.max_concurrent, or env.pool.reserve_bytes if sandboxes use less, or free "
     "memory on the machine (`rollart sandbox list` shows all sandboxes)"
@@ -139,7 +139,7 @@ class Admission:
 def _needs(options: PoolOptions, machine: Machine) -> SandboxNeeds:
     return SandboxNeeds(
         reserve_bytes=options.reserve_bytes,
-        max_sandboxes=options.max_sandboxes or max(1, int(_BOXES_A_CPU * machine.num_cpus)),
+        max_sandboxes=options.max_sandboxes or max(1, int(_SANDBOXES_PER_CPU * machine.num_cpus)),
         concurrent_starts=options.concurrent_starts or max(2, int(machine.num_cpus)),
     )
 
@@ -167,7 +167,7 @@ class AdmissionDecision:
 
     needs: SandboxNeeds
     machine: Machine
-    num_boxes: int
+    num_sandboxes: int
     num_starting: int
     held_bytes: int
     """Memory that live sandboxes are expected to use, and do not use yet."""
@@ -194,15 +194,15 @@ class AdmissionDecision:
             waited_s: Seconds that it has waited at the head of the queue.
         """
         needs, machine = self.needs, self.machine
-        if self.num_boxes >= needs.max_sandboxes:
-            return f"there are {self.num_boxes} sandboxes, of at most {needs.max_sandboxes}"
+        if self.num_sandboxes >= needs.max_sandboxes:
+            return f"there are {self.num_sandboxes} sandboxes, of at most {needs.max_sandboxes}"
         if self.num_starting >= needs.concurrent_starts:
             most = needs.concurrent_starts
             return f"{self.num_starting} sandboxes are starting, of at most {most} starts"
         if needs.reserve_bytes > self.free_bytes:
             return f"it needs {_size(needs.reserve_bytes)} of memory"
         is_busy = machine.num_running > BUSY_A_CPU * machine.num_cpus
-        if is_busy and self.num_boxes and waited_s < BUSY_WAIT_S:
+        if is_busy and self.num_sandboxes and waited_s < BUSY_WAIT_S:
             return f"{machine.num_running} threads are ready to run on {machine.num_cpus:g} CPUs"
         return ""
 
@@ -212,35 +212,35 @@ class AdmissionDecision:
         return (
             f"memory {_size(self.machine.available_bytes)} available of "
             f"{_size(self.machine.memory_bytes)}{where}, of which {_size(self.kept_bytes)} stay "
-            f"free and {_size(self.held_bytes)} are reserved for sandboxes; {self.num_boxes} live "
-            f"sandboxes, {self.num_starting} of them starting"
+            f"free and {_size(self.held_bytes)} are reserved for sandboxes; "
+            f"{self.num_sandboxes} live sandboxes, {self.num_starting} of them starting"
         )
 
 
 def decide(
-    needs: SandboxNeeds, machine: Machine, boxes: Sequence[SandboxRecord], now: float
+    needs: SandboxNeeds, machine: Machine, sandboxes: Sequence[SandboxRecord], now: float
 ) -> AdmissionDecision:
     """Return the figures for one more sandbox.
 
     Args:
         needs: Its needs.
         machine: The resources of the machine.
-        boxes: All sandboxes of the ledger; those of killed owners do not count.
+        sandboxes: All sandboxes of the ledger; those of killed owners do not count.
         now: Unix seconds.
     """
-    alive = [box for box in boxes if not box.is_orphan]
-    starting = sum(box.ready_at is None for box in alive)
-    held = sum(_held(box, now) for box in alive)
+    alive = [sandbox for sandbox in sandboxes if not sandbox.is_orphan]
+    starting = sum(sandbox.ready_at is None for sandbox in alive)
+    held = sum(_held(sandbox, now) for sandbox in alive)
     return AdmissionDecision(needs, machine, len(alive), starting, held)
 
 
-def _held(box: SandboxRecord, now: float) -> int:
+def _held(sandbox: SandboxRecord, now: float) -> int:
     """Return the memory that a sandbox is expected to use and does not use yet."""
-    used = box.used_bytes
+    used = sandbox.used_bytes
     if used is not None:
-        return max(0, box.reserve_bytes - used)
-    has_settled = box.ready_at is not None and now - box.ready_at > SETTLE_S
-    return 0 if has_settled else box.reserve_bytes
+        return max(0, sandbox.reserve_bytes - used)
+    has_settled = sandbox.ready_at is not None and now - sandbox.ready_at > SETTLE_S
+    return 0 if has_settled else sandbox.reserve_bytes
 
 
 def _size(count: int) -> str:

@@ -44,7 +44,7 @@ class SandboxDiagnosis:
         return self.isolation != "none"
 
 
-def walls() -> list[str]:
+def sandbox_types() -> list[str]:
     """Return the installed sandbox types, by alias."""
     specs = (registry.spec("sandboxes", name) for name in registry.names("sandboxes"))
     return sorted({spec.alias or spec.id for spec in specs})
@@ -61,14 +61,14 @@ async def diagnose(sandbox: str, options: Mapping[str, Any] | None = None) -> Sa
         UserError: If there is no such sandbox, or no such option.
     """
     spec = registry.spec("sandboxes", sandbox)
-    wall: type[Sandbox] = registry.resolve("sandboxes", sandbox)
-    chosen = {**wall.trial, **(options or {})}
+    kind: type[Sandbox] = registry.resolve("sandboxes", sandbox)
+    chosen = {**kind.trial, **(options or {})}
     registry.checked_options("sandboxes", sandbox, chosen)
-    findings = await _examined(wall)
+    findings = await _examined(kind)
     start_ms = None
     if not any(finding.state == "bad" for finding in findings):
-        box, start_ms = await _tried(sandbox, chosen)
-        findings.append(box)
+        finding, start_ms = await _tried(sandbox, chosen)
+        findings.append(finding)
     return SandboxDiagnosis(
         sandbox=spec.alias or spec.id,
         isolation=getattr(spec, "isolation", "none"),
@@ -85,23 +85,23 @@ def machine() -> list[Finding]:
     memory = f"{found.available_bytes / _GIB:.1f} of {found.memory_bytes / _GIB:.1f} GiB available"
     group = own_group("memory")
     version = "none" if group is None else "1" if (group / "tasks").exists() else "2"
-    room = Finding("disk", "ok", f"{disk / _GIB:.1f} GiB free for temporary files")
+    capacity = Finding("disk", "ok", f"{disk / _GIB:.1f} GiB free for temporary files")
     if disk < _LITTLE_DISK:
         mend = "free disk space: snapshots of sandboxes are stored there"
-        room = Finding("disk", "warn", room.says, mend)
+        capacity = Finding("disk", "warn", capacity.says, mend)
     return [
         Finding("memory", "ok", memory + where),
         Finding("processors", "ok", f"{found.num_cpus:g}"),
         Finding("cgroups", "warn" if group is None else "ok", f"version {version} limits memory"),
-        room,
+        capacity,
         Finding("ledger", "ok", str(ledger.folder)),
     ]
 
 
-async def _examined(wall: type[Sandbox]) -> list[Finding]:
+async def _examined(kind: type[Sandbox]) -> list[Finding]:
     try:
         async with asyncio.timeout(_EXAMINE_S):
-            return list(await wall.examine())
+            return list(await kind.examine())
     except Exception as e:  # a sandbox type whose examination fails does not work
         reason = f"{type(e).__name__}: {first_line(str(e))}"
         return [Finding("examination", "bad", reason)]
@@ -112,12 +112,12 @@ async def _tried(sandbox: str, options: Mapping[str, Any]) -> tuple[Finding, flo
     source = SandboxSource(sandbox, options)
     began = time.perf_counter()
     try:
-        box = await source.take()
+        taken = await source.take()
         start_ms = (time.perf_counter() - began) * 1e3
         try:
-            result = await box.exec(["echo", "ok"], timeout_s=_EXEC_S)
+            result = await taken.exec(["echo", "ok"], timeout_s=_EXEC_S)
         finally:
-            await source.give_back(box)
+            await source.give_back(taken)
     except (RollartError, OSError) as e:
         return Finding("a sandbox", "bad", first_line(str(e))), None
     if (result.exit_code, result.stdout) != (0, b"ok\n"):

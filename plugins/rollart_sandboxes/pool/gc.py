@@ -25,7 +25,7 @@ _OURS: Final = "rollart-"
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _TRIES: Final = 100
 _LEISURE_S: Final = 15.0
-_NO_WALLS: Final = frozenset({"cgroup", "folder", "usage"})
+_NO_ISOLATION: Final = frozenset({"cgroup", "folder", "usage"})
 """Kinds that are removed without the sandbox type, or that do not belong to the sandbox."""
 
 
@@ -60,8 +60,8 @@ async def collect_garbage(ledger: LiveSandboxes, *, sweep: Iterable[str] = ()) -
         done.failed.extend(f"{record.name}: {fault}" for fault in faults)
         if not faults:
             done.removed.append(f"{record.name} ({record.sandbox}, of process {record.pid})")
-    for wall in sweep:
-        await _sweep(wall, done)
+    for isolation in sweep:
+        await _sweep(isolation, done)
     return done
 
 
@@ -79,7 +79,7 @@ async def collect_garbage_in_background(sandbox: str | None = None) -> None:
 async def _remove(record: SandboxRecord) -> list[str]:
     """Remove one sandbox; return what could not be removed."""
     faults = [fault for path in record.left.get("cgroup", ()) if (fault := await _end(Path(path)))]
-    if set(record.left) - _NO_WALLS:
+    if set(record.left) - _NO_ISOLATION:
         faults += await _by_its_sandbox(record.sandbox, record.left)
     folders = record.left.get("folder", ())
     return faults + [fault for path in folders if (fault := _delete(Path(path)))]
@@ -87,16 +87,16 @@ async def _remove(record: SandboxRecord) -> list[str]:
 
 async def _by_its_sandbox(sandbox: str, left: Mapping[str, Sequence[str]]) -> list[str]:
     try:
-        wall: type[Sandbox] = registry.resolve("sandboxes", sandbox)
-        return await wall.remove(left)
+        kind: type[Sandbox] = registry.resolve("sandboxes", sandbox)
+        return await kind.remove(left)
     except Exception as e:  # an error of one plugin does not stop the others
         return [f"{type(e).__name__}: {first_line(str(e))}"]
 
 
 async def _sweep(sandbox: str, done: Reaped) -> None:
     try:
-        wall: type[Sandbox] = registry.resolve("sandboxes", sandbox)
-        done.removed.extend(await wall.sweep())
+        kind: type[Sandbox] = registry.resolve("sandboxes", sandbox)
+        done.removed.extend(await kind.sweep())
     except Exception as e:  # for example, this machine has no Docker engine
         done.unasked.append(f"{sandbox}: {first_line(str(e)) or type(e).__name__}")
 

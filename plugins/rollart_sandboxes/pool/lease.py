@@ -42,18 +42,18 @@ class SandboxLease:
     """The sandbox of the current episode, with its creation and release.
 
     Args:
-        boxes: The source of sandboxes; ``sandbox_source(options.sandbox)`` makes one.
+        sandboxes: The source of sandboxes; ``sandbox_source(options.sandbox)`` makes one.
     """
 
-    def __init__(self, boxes: SandboxSource) -> None:
-        self._boxes = boxes
-        self._box: Sandbox | None = None
+    def __init__(self, sandboxes: SandboxSource) -> None:
+        self._sandboxes = sandboxes
+        self._sandbox: Sandbox | None = None
 
     async def open_sandbox(self, **needs: object) -> Sandbox:
         """Return the last episode's sandbox and take a new one, as ``SandboxSource.take`` does."""
         await self._give_back()
-        self._box = await self._boxes.take(**needs)
-        return self._box
+        self._sandbox = await self._sandboxes.take(**needs)
+        return self._sandbox
 
     def close(self) -> None:
         """Return the sandbox, and release the pool; may be called twice."""
@@ -71,12 +71,12 @@ class SandboxLease:
         try:
             await self._give_back()
         finally:
-            await self._boxes.close()
+            await self._sandboxes.close()
 
     async def _give_back(self) -> None:
-        box, self._box = self._box, None
-        if box is not None:
-            await self._boxes.give_back(box)
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            await self._sandboxes.give_back(sandbox)
 
 
 Reset = tuple[Observation, dict[str, Any]]
@@ -87,18 +87,23 @@ class SandboxEnv(SandboxLease, gymnasium.Env[Observation, str]):
     """An environment with one sandbox per episode.
 
     Args:
-        boxes: The source of sandboxes; ``sandbox_source(options.sandbox)`` makes one.
+        sandboxes: The source of sandboxes; ``sandbox_source(options.sandbox)`` makes one.
     """
 
-    def __init__(self, boxes: SandboxSource) -> None:
-        super().__init__(boxes)
+    def __init__(self, sandboxes: SandboxSource) -> None:
+        super().__init__(sandboxes)
         self.observation_space = Text()
         self.action_space = Text()
 
     @property
-    def box(self) -> Sandbox | None:
+    def sandbox(self) -> Sandbox | None:
         """The sandbox of the current episode; None before the first one and after its end."""
-        return self._box
+        return self._sandbox
+
+    @property
+    def box(self) -> Sandbox | None:
+        """The previous name of ``sandbox``. It is removed in 0.3."""
+        return self.sandbox
 
     @abstractmethod
     async def begin(self, seed: int | None, options: dict[str, Any]) -> Reset:
@@ -150,20 +155,25 @@ class SandboxAgent(SandboxLease, ABC):
     """An agent task with one sandbox per episode.
 
     Args:
-        boxes: The source of sandboxes; ``sandbox_source(options.sandbox)`` makes one.
+        sandboxes: The source of sandboxes; ``sandbox_source(options.sandbox)`` makes one.
     """
 
-    def __init__(self, boxes: SandboxSource) -> None:
-        super().__init__(boxes)
+    def __init__(self, sandboxes: SandboxSource) -> None:
+        super().__init__(sandboxes)
         self.ended: ExecResult | None = None
         """How the program of the current episode ended; None before that."""
 
     @property
-    def box(self) -> Sandbox:
+    def sandbox(self) -> Sandbox:
         """The sandbox of the current episode."""
-        if self._box is None:
+        if self._sandbox is None:
             raise RuntimeError("there is no sandbox: call prepare() first, and not after finish()")
-        return self._box
+        return self._sandbox
+
+    @property
+    def box(self) -> Sandbox:
+        """The previous name of ``sandbox``. It is removed in 0.3."""
+        return self.sandbox
 
     @abstractmethod
     async def begin(self, seed: int, options: Mapping[str, Any]) -> AgentStart:
@@ -205,11 +215,11 @@ class SandboxAgent(SandboxLease, ABC):
     async def _run(self, endpoint: Endpoint) -> None:
         url = urlsplit(endpoint.base_url)
         port = url.port or (443 if url.scheme == "https" else 80)
-        inside = await self.box.forward_port(f"{url.hostname}:{port}")
+        inside = await self.sandbox.forward_port(f"{url.hostname}:{port}")
         base_url = url._replace(netloc=inside).geturl()
         endpoint = replace(endpoint, base_url=base_url)
         command = await self.command(endpoint)
-        self.ended = ended = await self.box.exec(
+        self.ended = ended = await self.sandbox.exec(
             command.argv,
             timeout_s=command.timeout_s,
             cwd=command.cwd,

@@ -71,10 +71,10 @@ class SandboxSource:
         """
         return await (await _here.pool_of(self)).take(needs)
 
-    async def give_back(self, box: Sandbox) -> None:
+    async def give_back(self, sandbox: Sandbox) -> None:
         """Return a sandbox that is no longer needed; it is closed."""
         pool = _here.pools.get(_key(self))
-        await (pool.give_back(box) if pool is not None else box.close())
+        await (pool.give_back(sandbox) if pool is not None else sandbox.close())
 
     async def close(self) -> None:
         """Release the pool; its stock is closed after the last user. ``take`` reopens it."""
@@ -163,7 +163,7 @@ class _Kept:
 
     line: Line
     key: str
-    box: Sandbox | None = None
+    sandbox: Sandbox | None = None
     since: float = 0.0
 
 
@@ -207,16 +207,16 @@ class SandboxPool:
         kept = await self._from_stock(_needs_key(needs))
         if kept is None:
             request = self._request(needs)
-            line = await self._admission.admit(request, self._make_room)
+            line = await self._admission.admit(request, self._free_capacity)
             kept = await self._started(line, needs, request.ttl_s)
-        assert kept.box is not None
-        self._used[id(kept.box)] = kept
+        assert kept.sandbox is not None
+        self._used[id(kept.sandbox)] = kept
         self._refill()
-        return kept.box
+        return kept.sandbox
 
-    async def give_back(self, box: Sandbox) -> None:
+    async def give_back(self, sandbox: Sandbox) -> None:
         """Close a sandbox; it is not used again."""
-        kept = self._used.pop(id(box), None)
+        kept = self._used.pop(id(sandbox), None)
         if kept is not None:
             await self._closed(kept)
             self._refill()
@@ -241,10 +241,10 @@ class SandboxPool:
             kept = fitting[0]
             self._stock.remove(kept)
             try:
-                assert kept.box is not None
-                result = await kept.box.exec(["true"], timeout_s=_PROBE_S)
+                assert kept.sandbox is not None
+                result = await kept.sandbox.exec(["true"], timeout_s=_PROBE_S)
                 if result.exit_code == 0:
-                    kept.line.tell(is_idle=False)
+                    kept.line.notify(is_idle=False)
                     return kept
             except (EpisodeError, OSError):
                 pass
@@ -274,11 +274,11 @@ class SandboxPool:
             options = {**self._options, **needs}
             if ttl_s is not None:
                 options["ttl_s"] = ttl_s
-            kept.box = registry.build("sandboxes", self._id, options)
-            kept.box.line = line
+            kept.sandbox = registry.build("sandboxes", self._id, options)
+            kept.sandbox.line = line
             with boundary(SandboxFailure, "sandbox.start"):
-                await kept.box.start()
-                line.tell(ready_at=time.time())
+                await kept.sandbox.start()
+                line.notify(ready_at=time.time())
             self._admission.look_again()
         except BaseException:
             await self._closed(kept)
@@ -311,7 +311,7 @@ class SandboxPool:
                     return
             kept = await self._started(line, needs, request.ttl_s)
             kept.since = time.monotonic()
-            line.tell(is_idle=True)
+            line.notify(is_idle=True)
             self._stock.append(kept)
             if self._tending is None or self._tending.done():
                 self._tending = self._spawn(self._tend(), set())
@@ -325,9 +325,9 @@ class SandboxPool:
                 self._stock.remove(kept)
                 await self._closed(kept)
             if self._admission.ledger.someone_waits():
-                await self._make_room()
+                await self._free_capacity()
 
-    async def _make_room(self) -> None:
+    async def _free_capacity(self) -> None:
         """Close the warm sandbox that has waited longest."""
         if self._stock:
             await self._closed(self._stock.pop(0))
@@ -338,11 +338,11 @@ class SandboxPool:
 
     async def _close(self, kept: _Kept) -> None:
         """Close a sandbox and its line; garbage collection removes one that cannot be closed."""
-        is_gone = kept.box is None
+        is_gone = kept.sandbox is None
         try:
-            if kept.box is not None:
+            if kept.sandbox is not None:
                 with contextlib.suppress(Exception):
-                    await kept.box.close()
+                    await kept.sandbox.close()
                     is_gone = True
         finally:
             kept.line.close(is_gone=is_gone)

@@ -64,7 +64,7 @@ def check_environment(
             first = Child(_CHILD, environ(paths), Path.cwd()).run(
                 {**job, "transcript": compared, "checks": own},
                 until=until,
-                heard=lambda message: _tell(message, heard),
+                heard=lambda message: _notify(message, heard),
             )
             other = pending.result() if pending else None
         found = _own_results(first, own)
@@ -97,7 +97,7 @@ class _Second:
         return child.run({**self._job, "offline": bool(prefix)}, until=self._until)
 
 
-def _tell(message: Message, heard: Callable[[str], None]) -> None:
+def _notify(message: Message, heard: Callable[[str], None]) -> None:
     if message.get("begin"):
         heard(message["begin"])
 

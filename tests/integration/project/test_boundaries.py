@@ -12,7 +12,7 @@ import pytest
 import yaml
 from jinja2.exceptions import SecurityError
 from support.gateways import LIMITS, TICKET, Http, at_gateway
-from support.sandbox_walls import EACH_WALL, missing, opened
+from support.sandbox_types import EACH_SANDBOX_TYPE, missing, opened
 
 from rollart_core.config.load import load_config
 from rollart_core.models.chat_template import ChatTemplate, TemplateRefusal
@@ -53,19 +53,23 @@ def test_a_program_at_the_gateway_has_its_own_episode_and_no_other() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("wall", EACH_WALL)
-def test_a_box_has_none_of_the_hosts_variables(wall: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if why := missing(wall):
+@pytest.mark.parametrize("isolation", EACH_SANDBOX_TYPE)
+def test_a_sandbox_has_none_of_the_hosts_variables(
+    isolation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := missing(isolation):
         pytest.skip(why)
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
 
     command = "env"
-    if wall != "process":  # which is for what is trusted: its commands may look about in the host
+    if (
+        isolation != "process"
+    ):  # which is for what is trusted: its commands may look about in the host
         command += "; cat /proc/[0-9]*/environ"
 
     async def main() -> bytes:
-        async with opened(wall) as box:
-            return (await box.exec(["/bin/sh", "-c", command], timeout_s=30)).stdout
+        async with opened(isolation) as sandbox:
+            return (await sandbox.exec(["/bin/sh", "-c", command], timeout_s=30)).stdout
 
     said = asyncio.run(main())
     assert b"PATH=" in said

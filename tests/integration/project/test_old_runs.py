@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from support.fork_server import Program, start_program
 from support.patient_ray import patient_ray
-from support.sandbox_walls import no_bubblewrap
+from support.sandbox_types import no_bubblewrap
 
 OLD_RUNS = Path(__file__).with_name("old_runs")
 BATCHES = 8

@@ -172,14 +172,14 @@ def test_a_judge_out_of_order_is_a_failure_of_the_reward_never_a_zero(
     resolved = ResolvedPlugin("rewards", plugin.spec, options(server), "rollart", "0")
     inline = registry.find("reward_backends", "inline").spec
     backend = ResolvedPlugin("reward_backends", inline, {}, "rollart", "0")
-    room = RewardService(RewardServicePlan(Scoring(), [backend], 5))  # type: ignore[list-item]
+    capacity = RewardService(RewardServicePlan(Scoring(), [backend], 5))  # type: ignore[list-item]
     server.script.append(failing(400, "broken"))
 
     async def score() -> None:
         try:
-            await room.scorer(resolved)(request("hello"))  # type: ignore[arg-type]
+            await capacity.scorer(resolved)(request("hello"))  # type: ignore[arg-type]
         finally:
-            await room.close()
+            await capacity.close()
 
     with pytest.raises(RewardFailure, match=r"Judge-v1 on rollart/Inline-v1: .*400: broken"):
         asyncio.run(score())

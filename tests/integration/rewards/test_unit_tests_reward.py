@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.grading_attacks import attacks
-from support.sandbox_walls import no_bubblewrap, opened
+from support.sandbox_types import no_bubblewrap, opened
 
 from rollart_core.errors import RewardFailure, SandboxFailure
 from rollart_core.plugins import registry
@@ -105,7 +105,9 @@ def test_credit_for_each_test_that_passes() -> None:
 
 
 @pytest.mark.parametrize("tests", [SUMS, ADDS], ids=["cases", "python"])
-def test_what_one_box_has_room_for_is_judged_with_one_box(tests: dict[str, Any]) -> None:
+def test_what_one_sandbox_has_capacity_for_is_judged_with_one_sandbox(
+    tests: dict[str, Any],
+) -> None:
     if why := no_bubblewrap():
         pytest.skip(why)
     reward = UnitTests(**options(pool={"max_sandboxes": 1, "wait_s": 30}))
@@ -118,8 +120,8 @@ def test_what_one_box_has_room_for_is_judged_with_one_box(tests: dict[str, Any])
 
 def outputs(cases: Cases, program: str, **more: Any) -> list[CaseOutput] | None:
     async def main() -> list[CaseOutput] | None:
-        async with opened("process", **more) as box:
-            return await run_cases(box, cases, program, sys.executable)
+        async with opened("process", **more) as sandbox:
+            return await run_cases(sandbox, cases, program, sys.executable)
 
     return asyncio.run(main())
 
@@ -155,7 +157,7 @@ def test_it_keeps_its_contract(reward: UnitTests) -> None:
     assert_checks(check_reward(reward))
 
 
-def test_a_broken_box_is_a_failure_and_no_zero() -> None:
+def test_a_broken_sandbox_is_a_failure_and_no_zero() -> None:
     if why := no_bubblewrap():
         pytest.skip(why)
     broken = UnitTests(**options(python="/no/python3"))

@@ -35,7 +35,7 @@ def test_the_part_of_the_message_that_counts(part, said, right):
     assert value("exact-match", said, 42, {"answer": part}) == right
 
 
-def test_braces_inside_a_box_are_matched():
+def test_braces_inside_a_sandbox_are_matched():
     assert value("exact-match", r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", {"answer": "boxed"}) == 1
 
 

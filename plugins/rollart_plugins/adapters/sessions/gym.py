@@ -203,8 +203,8 @@ def _taxi(env: Any, state: Any) -> str:
     places = ["red (row 0, column 0)", "green (row 0, column 4)"]
     places += ["yellow (row 4, column 0)", "blue (row 4, column 3)"]
     where = "in the taxi" if passenger == 4 else f"at {places[passenger]}"
-    wall = [line[1:-1] for line in env.desc[1:-1].astype(str).tolist()]
-    rows = "\n".join("".join(line) for line in wall)
+    cells = [line[1:-1] for line in env.desc[1:-1].astype(str).tolist()]
+    rows = "\n".join("".join(line) for line in cells)
     return (
         f"The taxi is at row {row}, column {column}. The passenger is {where} and wants to go to "
         f"{places[goal]}.\nThe map (| is a wall):\n{rows}"

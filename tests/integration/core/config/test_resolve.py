@@ -36,7 +36,7 @@ class Part:
         self.colour = colour
 
 
-class Wall(BaseModel):
+class Isolation(BaseModel):
     model_config = ConfigDict(extra="forbid")
     ttl_s: float = 60.0
     trusted: bool = True
@@ -46,7 +46,7 @@ class Wall(BaseModel):
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A maze, a boxed maze, their sandbox, and two algorithms."""
     monkeypatch.setitem(sys.modules, "parts", SimpleNamespace(Part=Part))
-    models = SimpleNamespace(Boxed=SandboxedOptions, Wall=Wall)
+    models = SimpleNamespace(Boxed=SandboxedOptions, Isolation=Isolation)
     monkeypatch.setitem(sys.modules, "models_of_resolve", models)
     spec = {"entry_point": "tests_of_resolve:Part", "config": None}
     monkeypatch.setitem(sys.modules, "tests_of_resolve", SimpleNamespace(Part=Part))
@@ -71,10 +71,10 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     @hookimpl
     def rollart_sandboxes() -> list[SandboxSpec]:
-        wall = {**spec, "config": "models_of_resolve:Wall"}
+        isolation = {**spec, "config": "models_of_resolve:Wall"}
         return [
             SandboxSpec(id="acme/Box-v1", alias="box", **spec),
-            SandboxSpec(id="acme/Wall-v1", alias="wall", **wall),
+            SandboxSpec(id="acme/Wall-v1", alias="wall", **isolation),
         ]
 
     @hookimpl
@@ -164,7 +164,7 @@ def test_the_life_of_a_sandbox_counts_where_there_is_one(resolve) -> None:
     assert "has no effect with acme/Maze-v1, which needs no sandbox" in line
 
 
-def test_a_box_lives_as_long_as_the_deadlines_say(resolve, tmp_path) -> None:
+def test_a_sandbox_lives_as_long_as_the_deadlines_say(resolve, tmp_path) -> None:
     run = resolve("env=walled", "env.sandbox=wall", "deadlines.sandbox_ttl_s=4000")
     assert run.env.options["sandbox"] == {"id": "wall", "ttl_s": 4000.0}
     assert run.env.options["pool"]["wait_s"] == 24.0  # of 30 s for a reset

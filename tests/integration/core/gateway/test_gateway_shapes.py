@@ -197,15 +197,15 @@ def test_what_the_episode_samples_otherwise_is_said():
     assert answer["rollart"]["ignored"] == ["temperature", "top_p", "seed"]
 
 
-def test_the_longest_answer_is_the_least_of_what_was_asked_the_limit_and_the_room():
+def test_the_longest_answer_is_the_least_of_what_was_asked_the_limit_and_the_capacity():
     async def talk(http):
         for more in ({}, {"max_tokens": 3}, {"max_completion_tokens": 999}):
             await http.chat("hi", **more)
         return await http.chat("red shirt " * 10)
 
     engine, _, answer = meet("ours", ["ok", "ok", "ok", "red " * 9], talk, max_context_tokens=30)
-    room = [30 - len(r.token_ids) for r in engine.requests]
-    assert [r.max_new_tokens for r in engine.requests] == [room[0], 3, room[2], room[3]]
+    capacity = [30 - len(r.token_ids) for r in engine.requests]
+    assert [r.max_new_tokens for r in engine.requests] == [capacity[0], 3, capacity[2], capacity[3]]
     assert answer["choices"][0]["finish_reason"] == "length"
 
 

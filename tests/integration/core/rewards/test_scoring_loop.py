@@ -129,12 +129,12 @@ async def phase(
     recorder = RunRecorder(run, folder, NobodyWatches())
     recorder.start()
 
-    def tell(kind: str, payload: Mapping[str, object]) -> None:
+    def notify(kind: str, payload: Mapping[str, object]) -> None:
         recorder.event(kind, payload)
         if hear is not None:
             hear(kind)
 
-    service.on_event = tell
+    service.on_event = notify
     source = TaskSource(ENV, "train", 64, 0)
     parts = TrainDependencies(recorder, trainer, FakeEngines(), slots.run_episode, source, service)
     training = TrainPhase(run, parts)

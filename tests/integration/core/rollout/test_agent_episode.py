@@ -30,7 +30,7 @@ def ticket(index: int = 0) -> Ticket:
     return Ticket(f"g{index}.0", Task(FAKE, "train", index, 7), f"g{index}", 0)
 
 
-class Telling(FakeAgent):
+class ChangeMarks(FakeAgent):
     """Tells when its program comes to its trouble; its first turn is recorded by then."""
 
     begun: ClassVar[threading.Event]
@@ -43,12 +43,12 @@ class Telling(FakeAgent):
 
 async def in_trouble():
     """Wait until a program is in trouble."""
-    assert await asyncio.to_thread(Telling.begun.wait, scaled(60))
+    assert await asyncio.to_thread(ChangeMarks.begun.wait, scaled(60))
 
 
 @pytest.fixture(autouse=True)
 def _untold():
-    Telling.begun = threading.Event()
+    ChangeMarks.begun = threading.Event()
 
 
 class Parrot(Scripted):
@@ -232,7 +232,7 @@ def test_an_engine_that_fails_is_its_failure_whatever_the_program_made_of_it(tro
     assert len(trajectory.turns) == 1
 
 
-def test_cancelling_ends_the_program_and_tells_how_far_it_came():
+def test_cancelling_ends_the_program_and_notifies_how_far_it_came():
     told = []
 
     async def main():

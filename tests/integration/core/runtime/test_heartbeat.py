@@ -35,7 +35,9 @@ def test_a_part_that_hangs_is_killed_and_one_that_works_is_not(tmp_path):
         events = []
 
         def watch(part: WorkerProcess, hang_s: float) -> Heartbeat:
-            beat = Heartbeat(every_s=0.05, hang_s=hang_s, tell=lambda *event: events.append(event))
+            beat = Heartbeat(
+                every_s=0.05, hang_s=hang_s, notify=lambda *event: events.append(event)
+            )
             beat.watch(part)
             return beat
 

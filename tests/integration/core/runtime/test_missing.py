@@ -271,7 +271,7 @@ def test_a_package_that_is_not_installed(
     assert line in told
 
 
-def test_who_is_only_scored_tells_no_tracker() -> None:
+def test_who_is_only_scored_notifies_no_tracker() -> None:
     asked = {"trackers": ["wandb"], "model": {"kind": "remote"}}
     asked |= {"engine": {"id": "openai", "base_url": "http://h/v1"}}
     assert refused(asked, trains=False) == []

@@ -84,7 +84,7 @@ def test_a_factory_that_raises_says_so():
 
 
 @pytest.mark.starts_normally
-def test_a_killed_part_fails_its_calls_and_tells_its_owner(tmp_path):
+def test_a_killed_part_fails_its_calls_and_notifies_its_owner(tmp_path):
     async def main() -> None:
         part = WorkerProcess("engine", log_path=tmp_path / "engine.log")
         died = asyncio.Event()

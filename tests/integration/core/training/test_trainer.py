@@ -252,7 +252,7 @@ def test_deterministic_losses_are_equal_bit_for_bit_in_any_order_of_arrival(
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_only_a_deterministic_trainer_tells_cublas_so(
+def test_only_a_deterministic_trainer_notifies_cublas_so(
     model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "CUBLAS_WORKSPACE_CONFIG"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.chat_templates import tokenizer_with
 from support.gateways import LIMITS, Scripted
-from support.sandbox_walls import HELD, IN_DOCKER, missing, no_bubblewrap
+from support.sandbox_types import HELD, IN_DOCKER, missing, no_bubblewrap
 
 from rollart_core.contracts.reward import RewardResult
 from rollart_core.gateway.gateway import Gateway, GatewaySettings
@@ -20,7 +20,7 @@ from rollart_envs.swe.function_agent import FunctionRepairAgent
 ID = "swe/FunctionRepairAgent-v1"
 TICKET = Ticket("g0.0", Task(ID, "train", 0, 7), "g0", 0)
 
-needs_walls = pytest.mark.skipif(bool(no_bubblewrap()), reason=no_bubblewrap() or "bubblewrap")
+needs_isolation = pytest.mark.skipif(bool(no_bubblewrap()), reason=no_bubblewrap() or "bubblewrap")
 
 
 async def env_return(request):
@@ -63,11 +63,11 @@ def gold():
     return book.tasks[book.ids("train")[0]].gold_code
 
 
-@pytest.mark.parametrize("wall", HELD)
-def test_the_small_agent_mends_the_function_when_the_model_says_how(wall):
-    if why := missing(wall):
+@pytest.mark.parametrize("isolation", HELD)
+def test_the_small_agent_mends_the_function_when_the_model_says_how(isolation):
+    if why := missing(isolation):
         pytest.skip(why)
-    sandbox = {"id": "docker", **IN_DOCKER} if wall == "docker" else wall
+    sandbox = {"id": "docker", **IN_DOCKER} if isolation == "docker" else isolation
     answers = ["let me think", f"```python\n{gold()}\n```"]
     trajectory, engine = play(answers, sandbox=sandbox)
     assert (trajectory.status, trajectory.reward) == ("finished", 1.0), trajectory.failure
@@ -86,7 +86,7 @@ urllib.request.urlopen(urllib.request.Request(url, body, key)).read()
 """
 
 
-@needs_walls
+@needs_isolation
 @pytest.mark.parametrize(
     ("then", "status", "reward", "words"),
     [
@@ -106,8 +106,8 @@ def test_how_a_program_ends_decides_what_its_episode_is(then, status, reward, wo
         assert words in trajectory.failure.message
 
 
-@needs_walls
-def test_what_one_box_has_room_for_is_judged_with_one_box():
+@needs_isolation
+def test_what_one_sandbox_has_capacity_for_is_judged_with_one_sandbox():
     kills = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n"
     names = " ".join(
         task.entry_point for task in FunctionRepairAgent(sandbox="bubblewrap")._book.tasks.values()
@@ -118,8 +118,8 @@ def test_what_one_box_has_room_for_is_judged_with_one_box():
     assert (trajectory.status, trajectory.reward) == ("finished", 0.0), trajectory.failure
 
 
-@needs_walls
-def test_a_program_past_the_episodes_deadline_is_killed_with_its_box():
+@needs_isolation
+def test_a_program_past_the_episodes_deadline_is_killed_with_its_sandbox():
     program = ("sh", "-c", "sleep 100")
     trajectory, _ = play([], program=program, limits={"episode_s": 2.5})
     assert trajectory.failure.kind == FailureKind.TIMEOUT

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.grading_attacks import GOLD, LINTING, READING, Bench, attacks, pairs
-from support.sandbox_walls import IMAGE, no_bubblewrap, no_docker
+from support.sandbox_types import IMAGE, no_bubblewrap, no_docker
 
 from rollart_core.rollout import loop
 from rollart_envs.swe import repair_judge
@@ -365,11 +365,13 @@ def test_an_attack_on_the_judge_of_functions_is_not_paid(bench, name):
     hidden = HiddenTest("area", test, "def area(w, h):\n    return w * h\n")
 
     async def judged():
-        box = await bench.boxes.take()
+        sandbox = await bench.sandboxes.take()
         try:
-            return await judge(box, hidden, attacks()[name].source, JudgeInterpreter(PYTHON, 10.0))
+            return await judge(
+                sandbox, hidden, attacks()[name].source, JudgeInterpreter(PYTHON, 10.0)
+            )
         finally:
-            await bench.boxes.give_back(box)
+            await bench.sandboxes.give_back(sandbox)
 
     assert loop.run(judged()).verdict != "passed"
 

@@ -7,7 +7,7 @@ import subprocess
 import uuid
 
 import pytest
-from support.sandbox_walls import IMAGE, no_docker
+from support.sandbox_types import IMAGE, no_docker
 from support.swe_repositories import git, shapes_task
 
 from rollart_core.rollout import loop
@@ -16,7 +16,7 @@ from rollart_envs.swe.repair_env import RepairEnv
 from rollart_envs.swe.validate import validate
 from rollart_sandboxes.pool.source import sandbox_source
 
-WALL = {"id": "docker", "image": IMAGE, "pull": "never"}
+ISOLATION = {"id": "docker", "image": IMAGE, "pull": "never"}
 pytestmark = pytest.mark.docker
 
 
@@ -48,16 +48,16 @@ def played(env: RepairEnv | FunctionRepairEnv, **options: object) -> float:
 
 @pytest.mark.parametrize("kind", [FunctionRepairEnv, RepairEnv])
 def test_our_own_tasks_play(kind):
-    env = kind(sandbox=WALL)
+    env = kind(sandbox=ISOLATION)
     try:
         assert played(env, task=0) == 1.0
-        assert env.box is None
+        assert env.sandbox is None
     finally:
         env.close()
 
 
 def test_nothing_that_an_answer_leaves_stays():
-    env = FunctionRepairEnv(sandbox=WALL, test_timeout_s=5)
+    env = FunctionRepairEnv(sandbox=ISOLATION, test_timeout_s=5)
     try:
         env.reset(options={"task": 0})
         name, bad = env.task.entry_point, env.task.buggy_code
@@ -97,7 +97,7 @@ def testbed(tmp_path):
 
 def test_a_repository_in_the_image_is_mended_there_and_its_history_is_gone(testbed):
     path, nowhere = testbed
-    env = RepairEnv(sandbox=WALL, tasks=path, repos_dir=nowhere)
+    env = RepairEnv(sandbox=ISOLATION, tasks=path, repos_dir=nowhere)
     try:
         assert played(env, task=0) == 1.0
         env.reset(options={"task": 0})
@@ -112,7 +112,7 @@ def test_a_repository_in_the_image_is_mended_there_and_its_history_is_gone(testb
 
 def test_a_task_in_an_image_is_validated(testbed):
     path, nowhere = testbed
-    source = sandbox_source(WALL)
+    source = sandbox_source(ISOLATION)
     (verdict,) = loop.run(validate(path, source, repos_dir=nowhere))
     loop.run(source.close())
     assert verdict.is_sound, verdict

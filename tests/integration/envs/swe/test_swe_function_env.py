@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.sandbox_walls import no_bubblewrap
+from support.sandbox_types import no_bubblewrap
 
 from rollart_core.errors import SandboxFailure, UserError
 from rollart_envs.swe.function_env import FunctionRepairEnv
@@ -97,7 +97,7 @@ LEAVES = {
 }
 
 
-def test_what_one_box_has_room_for_is_judged_with_one_box(walled):
+def test_what_one_sandbox_has_capacity_for_is_judged_with_one_sandbox(walled):
     pool = {"max_sandboxes": 1, "wait_s": 30}
     given = {"tasks": walled.config.tasks, "test_timeout_s": 30.0, "pool": pool}
     env = FunctionRepairEnv(sandbox="bubblewrap", num_attempts=2, **given)
@@ -123,30 +123,30 @@ def test_what_a_test_asks_does_not_come_back_to_the_agent(walled):
         "def scale(numbers, by):\n    with open('/tmp/kept', 'w') as file:\n"
         "        file.write(str(numbers))\n    raise ValueError(str(numbers))\n"
     )
-    tells = "kept = open('/tmp/kept').read()\nraise SystemExit(kept)\n#scale\n"
-    said = [text for text, *_ in judged(walled, by_name, keeps, tells)]
+    notifies = "kept = open('/tmp/kept').read()\nraise SystemExit(kept)\n#scale\n"
+    said = [text for text, *_ in judged(walled, by_name, keeps, notifies)]
     assert not any("4711" in text for text in said), said
     assert "RuntimeError was raised" in said[0]
     assert "ValueError was raised" in said[1]
     assert "it does not load: FileNotFoundError" in said[2]
 
 
-def test_a_box_that_cannot_judge_is_a_failure_and_no_reward(walled):
+def test_a_sandbox_that_cannot_judge_is_a_failure_and_no_reward(walled):
     env = FunctionRepairEnv(sandbox="bubblewrap", python="/usr/bin/no-python")
     env.reset(options={"task": 0})
     with pytest.raises(SandboxFailure, match="its own solution is judged error") as caught:
         env.step(env.oracle())
     assert caught.value.retryable is False
-    assert env._box is None
+    assert env._sandbox is None
     env.close()
 
 
-def test_a_gone_box_is_a_failure_and_the_next_episode_goes_on(walled):
+def test_a_gone_sandbox_is_a_failure_and_the_next_episode_goes_on(walled):
     walled.reset(options={"instance": "scale"})
     import os
     import signal
 
-    os.kill(walled._box.agent_pid, signal.SIGKILL)
+    os.kill(walled._sandbox.agent_pid, signal.SIGKILL)
     with pytest.raises(SandboxFailure):
         walled.step(f"```python\n{GOOD}```")
     assert judged(walled, GOOD)[0][1] == 1.0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.sandbox_walls import no_bubblewrap
+from support.sandbox_types import no_bubblewrap
 from support.swe_repositories import FIX, SHAPES, diff, git, pytest_packages, shapes_task, write
 
 from rollart_core.errors import SandboxFailure
@@ -27,7 +27,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         packages = pytest_packages(folder / "packages")
-        self.boxes = sandbox_source("bubblewrap")
+        self.sandboxes = sandbox_source("bubblewrap")
         self.repos = {name: folder / name for name in ("unittest", "pytest")}
         extra = {"unittest": {}, "pytest": {"python_path": [str(packages)]}}
         self.tasks = {
@@ -38,7 +38,7 @@ class Bench:
     def judged(self, task: RepairTask, patch: str, timeout_s: float = 60.0) -> Report:
         tree = base_tree(task, self.repos[str(task.extra["framework"])])
         needs = needs_of(task, beside=None, python="/usr/bin/python3")
-        return loop.run(judge_patch(self.boxes, task, tree, patch, needs, timeout_s=timeout_s))
+        return loop.run(judge_patch(self.sandboxes, task, tree, patch, needs, timeout_s=timeout_s))
 
     def diff(self, name: str, files) -> str:
         folder = self.repos[name] / "acme__shapes"
@@ -93,8 +93,8 @@ def test_a_log_without_its_middle_proves_nothing(bench):
     task = replace(bench.tasks["unittest"], test_command=command)
     tree = base_tree(task, bench.repos["unittest"])
     needs = needs_of(task, beside=None, python="/usr/bin/python3")
-    boxes = sandbox_source({"id": "bubblewrap", "output_bytes": 4000})
-    report = loop.run(judge_patch(boxes, task, tree, task.patch, needs))
+    sandboxes = sandbox_source({"id": "bubblewrap", "output_bytes": 4000})
+    report = loop.run(judge_patch(sandboxes, task, tree, task.patch, needs))
     assert report.grade.resolution == "none"
     assert report.why == "the log is longer than the 4000 bytes that the box gives back"
 
@@ -234,7 +234,7 @@ def test_a_patch_may_touch_what_the_tasks_own_patch_touches():
         assert left_out(path), path
 
 
-def test_a_box_without_the_runner_is_a_failure(bench):
+def test_a_sandbox_without_the_runner_is_a_failure(bench):
     task = replace(bench.tasks["pytest"], extra={"framework": "pytest"})
     probe = ["/usr/bin/python3", "-I", "-c", "import pytest"]
     if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
@@ -284,5 +284,5 @@ def test_a_folder_without_git_is_taken_as_it_stands(bench, tmp_path):
     task = bench.tasks["unittest"]
     tree = base_tree(replace(task, base_commit="0" * 40), tmp_path)
     needs = needs_of(task, beside=None, python="/usr/bin/python3")
-    report = loop.run(judge_patch(bench.boxes, task, tree, task.patch, needs))
+    report = loop.run(judge_patch(bench.sandboxes, task, tree, task.patch, needs))
     assert report.grade.resolution == "full"

@@ -14,7 +14,7 @@ from typing import cast
 
 import pytest
 import typer
-from support.sandbox_walls import IN_DOCKER, no_bubblewrap, no_docker
+from support.sandbox_types import IN_DOCKER, no_bubblewrap, no_docker
 from support.swe_history import STEPS, write
 
 from rollart_core.errors import SandboxFailure, UserError
@@ -72,11 +72,13 @@ def rows(folder: TaskFolder) -> list[dict[str, object]]:
 
 
 def mined(
-    history: Path, site: Path, out: Path, count: int, wall: dict[str, object] = BUBBLEWRAP
+    history: Path, site: Path, out: Path, count: int, isolation: dict[str, object] = BUBBLEWRAP
 ) -> TaskFolder:
-    boxes = sandbox_source(wall)
+    sandboxes = sandbox_source(isolation)
     order = MineOrder(str(history), TaskFolder(out), count=count, python_path=(site,))
-    finish(mine_tasks(order, boxes, judge_for(boxes, order.python), lambda what, share: None))
+    finish(
+        mine_tasks(order, sandboxes, judge_for(sandboxes, order.python), lambda what, share: None)
+    )
     return order.folder
 
 
@@ -85,9 +87,11 @@ def made(package: Path, site: Path, out: Path, **options: object) -> tuple[Made,
     folder = TaskFolder(out)
     if not folder.site("shelf-1.0").exists():
         shutil.copytree(site, folder.site("shelf-1.0"))
-    boxes = sandbox_source("bubblewrap")
+    sandboxes = sandbox_source("bubblewrap")
     order = MakeOrder(str(package), folder, **options)  # type: ignore[arg-type]
-    work = make_tasks(order, boxes, judge_for(boxes, order.python), lambda what, share: None)
+    work = make_tasks(
+        order, sandboxes, judge_for(sandboxes, order.python), lambda what, share: None
+    )
     return finish(work), folder
 
 
@@ -99,7 +103,7 @@ def needs_bwrap() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_history_gives_tasks_that_tell_of_behaviour(
+def test_a_history_gives_tasks_that_notify_of_behaviour(
     history: Path,
     site: Path,
     open_folder: Path,
@@ -138,8 +142,8 @@ def test_a_history_gives_tasks_that_tell_of_behaviour(
 def test_a_history_is_mined_in_containers(history: Path, site: Path, open_folder: Path) -> None:
     if why := no_docker():
         pytest.skip(why)
-    wall = {"id": "docker", **IN_DOCKER}
-    (row,) = rows(mined(history, site, open_folder / "contained", 1, wall))
+    isolation = {"id": "docker", **IN_DOCKER}
+    (row,) = rows(mined(history, site, open_folder / "contained", 1, isolation))
     assert row["FAIL_TO_PASS"] == ["tests/test_text.py::test_wrap_counts_spaces"]
 
 
@@ -343,7 +347,7 @@ def test_half_a_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
         folder.progress("box", {"seed": 2})
 
 
-def test_what_fails_in_its_box_is_left_out_but_not_four_times_in_a_row() -> None:
+def test_what_fails_in_its_sandbox_is_left_out_but_not_four_times_in_a_row() -> None:
     failing = {2, 4, 5, 6, 7}
 
     async def told() -> list[str]:
@@ -363,7 +367,7 @@ def test_what_fails_in_its_box_is_left_out_but_not_four_times_in_a_row() -> None
     assert [line.split()[0] for line in asyncio.run(told())] == [str(n) for n in range(9)]
 
 
-def test_a_box_that_fails_is_replaced() -> None:
+def test_a_sandbox_that_fails_is_replaced() -> None:
     opened: list[SimpleNamespace] = []
 
     async def open_one() -> Checkout:
@@ -393,7 +397,7 @@ def test_a_box_that_fails_is_replaced() -> None:
     with pytest.raises(SandboxFailure):
         asyncio.run(tried(3))
     assert len(opened) == 6
-    assert all(box.closed for box in opened)
+    assert all(sandbox.closed for sandbox in opened)
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def test_a_hidden_test_that_catches_everything_hides_no_failure(name):
 
 
 @pytest.mark.parametrize("module", [function_judge, report_plugin, guard, unit_runners])
-def test_what_runs_in_a_box_is_one_file_for_python_3_8(module):
+def test_what_runs_in_a_sandbox_is_one_file_for_python_3_8(module):
     tree = ast.parse(Path(module.__file__).read_text(), feature_version=(3, 8))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.sandbox_walls import no_bubblewrap
+from support.sandbox_types import no_bubblewrap
 from support.swe_repositories import git, shapes_task
 
 from rollart_core.errors import ConfigError, SandboxFailure
@@ -17,7 +17,7 @@ from rollart_envs.swe.repository import TaskFailure
 from rollart_envs.swe.task import repair_task
 from rollart_envs.swe.tools import Bash, parse_action
 
-WALLS = {"process": {"id": "process", "trusted": True}, "bubblewrap": {"id": "bubblewrap"}}
+ISOLATIONS = {"process": {"id": "process", "trusted": True}, "bubblewrap": {"id": "bubblewrap"}}
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,12 @@ def folder():
         yield path
 
 
-@pytest.fixture(scope="module", params=WALLS)
+@pytest.fixture(scope="module", params=ISOLATIONS)
 def env(request, folder):
     if request.param == "bubblewrap" and (why := no_bubblewrap()):
         pytest.skip(why)
     made = RepairEnv(
-        sandbox=WALLS[request.param],
+        sandbox=ISOLATIONS[request.param],
         tasks=folder / "tasks.jsonl",
         command_timeout_s=60,
         max_turns=8,
@@ -164,7 +164,7 @@ def test_tampering_is_not_paid(env, name):
     assert (reward, over, info["success"]) == (0.0, True, False)
 
 
-def test_the_boxes_hold_neither_the_tests_to_come_nor_the_history(env):
+def test_the_sandboxes_hold_neither_the_tests_to_come_nor_the_history(env):
     if env.config.sandbox.id == "process":
         pytest.skip("there is no wall to try")
     others = " ".join(f"--exclude-dir={name}" for name in ("proc", "sys", "dev", "usr", "opt"))
@@ -186,13 +186,13 @@ def test_a_task_that_cannot_be_played_is_a_failure_that_names_it(env, name, why)
     with pytest.raises(TaskFailure, match=f"{name}: .*{why}") as caught:
         env.reset(options={"instance": name})
     assert caught.value.retryable is False
-    assert env._box is None
+    assert env._sandbox is None
 
 
-def test_a_box_that_dies_is_a_failure(env):
+def test_a_sandbox_that_dies_is_a_failure(env):
     begun(env)
-    box = env._box
-    loop.run(box.close())
+    sandbox = env._sandbox
+    loop.run(sandbox.close())
     with pytest.raises((SandboxFailure, RuntimeError)):
         env.step(bash("ls"))
     assert begun(env)[0]

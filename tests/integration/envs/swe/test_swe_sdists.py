@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.sandbox_walls import no_bubblewrap
+from support.sandbox_types import no_bubblewrap
 
 from rollart_envs.swe.cli import app
 

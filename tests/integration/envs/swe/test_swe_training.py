@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.sandbox_walls import HELD, IN_DOCKER, missing
+from support.sandbox_types import HELD, IN_DOCKER, missing
 from support.whole_runs import num_trained, start, wait_for_batches
 
 from rollart_core.rollout import loop
@@ -37,7 +37,7 @@ CONFIG = {
 }
 
 
-def kill_a_box(dead: set[str]) -> None:
+def kill_a_sandbox(dead: set[str]) -> None:
     """Kill all processes of one more box, if one is there.
 
     Raises:
@@ -60,16 +60,16 @@ def kill_a_box(dead: set[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("wall", HELD)
-def test_a_run_goes_on_when_its_boxes_die(
-    wall: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("isolation", HELD)
+def test_a_run_goes_on_when_its_sandboxes_die(
+    isolation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told to end once boxes were killed, one of them in an episode, and it went on."""
-    if why := missing(wall):
+    if why := missing(isolation):
         pytest.skip(why)
     monkeypatch.setenv("ROLLART_BOXES_DIR", str(tmp_path / "boxes"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    sandbox = {"id": wall, **(IN_DOCKER if wall == "docker" else {})}
+    sandbox = {"id": isolation, **(IN_DOCKER if isolation == "docker" else {})}
     env = {"id": "support.busy_repair:GuessingRepairEnv", "sandbox": sandbox, "num_attempts": 2}
     config = {**CONFIG, "env": env, "runs_dir": str(tmp_path / "runs")}
     path = tmp_path / "run.yaml"
@@ -80,7 +80,7 @@ def test_a_run_goes_on_when_its_boxes_die(
         dead: set[str] = set()
         while len(dead) < NUM_KILLED or not audit(run_dir).failures.get("sandbox"):
             assert run.poll() is None, run.communicate()
-            kill_a_box(dead)
+            kill_a_sandbox(dead)
             time.sleep(0.05)
         wait_for_batches(tmp_path / "runs", num_trained(run_dir) + 1, run)
         run.send_signal(signal.SIGINT)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.sandbox_walls import IN_DOCKER, no_bubblewrap, no_docker
+from support.sandbox_types import IN_DOCKER, no_bubblewrap, no_docker
 from support.swe_repositories import shapes_task
 
 from rollart_core.contracts.sandbox import Sandbox
@@ -23,7 +23,7 @@ NOT_QUICK = 160
 
 
 @pytest.fixture
-def boxes():
+def sandboxes():
     if why := no_bubblewrap():
         pytest.skip(why)
     source = sandbox_source("bubblewrap")
@@ -31,27 +31,27 @@ def boxes():
     loop.run(source.close())
 
 
-def verdicts(path: Path, boxes: SandboxSource, **settings) -> list[Verdict]:
+def verdicts(path: Path, sandboxes: SandboxSource, **settings) -> list[Verdict]:
     heard: list[Verdict] = []
-    found = loop.run(validate(path, boxes, on_row=heard.append, **settings))
+    found = loop.run(validate(path, sandboxes, on_row=heard.append, **settings))
     assert sorted(v.name for v in heard) == sorted(v.name for v in found)
     return found
 
 
-def test_our_own_repair_tasks_are_sound(boxes):
-    found = verdicts(own_file("repair_tasks.jsonl"), boxes)
+def test_our_own_repair_tasks_are_sound(sandboxes):
+    found = verdicts(own_file("repair_tasks.jsonl"), sandboxes)
     assert [v for v in found if not v.is_sound] == []
     assert len(found) == 5
 
 
 @pytest.mark.slow
-def test_our_own_function_tasks_are_sound(boxes):
-    found = verdicts(own_file("function_tasks.jsonl"), boxes, concurrency=4)
+def test_our_own_function_tasks_are_sound(sandboxes):
+    found = verdicts(own_file("function_tasks.jsonl"), sandboxes, concurrency=4)
     assert [v for v in found if not v.is_sound] == []
     assert len(found) == 40
 
 
-def test_what_is_wrong_with_a_row_is_said(boxes, tmp_path):
+def test_what_is_wrong_with_a_row_is_said(sandboxes, tmp_path):
     row = shapes_task(tmp_path / "repos")
     other = row["test_patch"].replace("same(area(2, 3), 6)", "same(area(2, 3), 5)")
     rows = [
@@ -67,7 +67,7 @@ def test_what_is_wrong_with_a_row_is_said(boxes, tmp_path):
     ]
     path = tmp_path / "tasks.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows) + "{\n")
-    found = {v.name: v for v in verdicts(path, boxes)}
+    found = {v.name: v for v in verdicts(path, sandboxes)}
     assert {name: (v.gold, v.empty) for name, v in found.items()} == {
         "good": ("full", "none"),
         "gold fails": ("none", "full"),
@@ -92,12 +92,12 @@ def test_what_is_wrong_with_a_row_is_said(boxes, tmp_path):
     assert "is no JSON" in found["row 10"].why
 
 
-def test_a_file_that_is_not_there_is_said(boxes, tmp_path):
+def test_a_file_that_is_not_there_is_said(sandboxes, tmp_path):
     with pytest.raises(UserError, match="there is no such file"):
-        verdicts(tmp_path / "none.jsonl", boxes)
+        verdicts(tmp_path / "none.jsonl", sandboxes)
 
 
-def test_where_no_box_starts_no_row_is_blamed():
+def test_where_no_sandbox_starts_no_row_is_blamed():
     source = sandbox_source({"id": "docker", "host": "unix:///nowhere/docker.sock"})
     with pytest.raises(SandboxFailure):
         loop.run(validate(own_file("repair_tasks.jsonl"), source))
@@ -123,7 +123,7 @@ def test_whatever_a_row_does_is_its_verdict_but_not_a_persons_mistake():
         verdicts(path, Refusing(ConfigError("no such option")))
 
 
-def test_a_row_that_no_terminal_can_show_is_told_all_the_same(boxes, tmp_path, capsys):
+def test_a_row_that_no_terminal_can_show_is_told_all_the_same(sandboxes, tmp_path, capsys):
     path = tmp_path / "tasks.jsonl"
     bad = {"instance_id": "half \ud800", "repo": "r"}
     path.write_text(own_file("repair_tasks.jsonl").read_text().split("\n")[0] + "\n")
@@ -137,14 +137,16 @@ def test_a_row_that_no_terminal_can_show_is_told_all_the_same(boxes, tmp_path, c
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_every_row_of_humanevalpack_is_sound_behind_bubblewrap(boxes, shared_dir, tmp_path):
-    assert sound_rows_of_humanevalpack(slice(None), boxes, shared_dir, tmp_path) == 164
+def test_every_row_of_humanevalpack_is_sound_behind_bubblewrap(sandboxes, shared_dir, tmp_path):
+    assert sound_rows_of_humanevalpack(slice(None), sandboxes, shared_dir, tmp_path) == 164
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_rows_of_humanevalpack_are_sound_behind_bubblewrap(boxes, shared_dir, tmp_path):
-    assert sound_rows_of_humanevalpack(slice(0, NOT_QUICK, 20), boxes, shared_dir, tmp_path) == 8
+def test_rows_of_humanevalpack_are_sound_behind_bubblewrap(sandboxes, shared_dir, tmp_path):
+    assert (
+        sound_rows_of_humanevalpack(slice(0, NOT_QUICK, 20), sandboxes, shared_dir, tmp_path) == 8
+    )
 
 
 @pytest.mark.docker
@@ -162,12 +164,12 @@ def test_rows_of_humanevalpack_are_sound_in_containers(every, num_rows, shared_d
 
 
 def sound_rows_of_humanevalpack(
-    which: slice, boxes: SandboxSource, shared_dir: Path, tmp_path: Path
+    which: slice, sandboxes: SandboxSource, shared_dir: Path, tmp_path: Path
 ) -> int:
     """Check that these rows are sound; return how many that are."""
     rows = (shared_dir / "data/swe/humanevalpack_python.jsonl").read_text().splitlines()
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(rows[which]))
-    found = verdicts(path, boxes, concurrency=4)
+    found = verdicts(path, sandboxes, concurrency=4)
     assert [v for v in found if not v.is_sound] == []
     return len(found)

@@ -22,7 +22,7 @@ from rollart_plugins.engines.config import SGLangConfig
 from rollart_plugins.engines.sglang import SGLangEngine
 from rollart_plugins.engines.sglang_checks import ModelFacts, ServerFacts
 from rollart_plugins.engines.sglang_weights import DiskTransport, new_transport
-from rollart_plugins.engines.weight_files import new_room, write_model
+from rollart_plugins.engines.weight_files import new_folder, write_model
 from rollart_sandboxes.pool import owner
 from rollart_testing import FakeWeightChannel
 
@@ -49,10 +49,10 @@ def test_an_engine_removes_what_killed_ones_of_its_own_machine_left(tmp_path: Pa
     others = (alive, elsewhere, of_old, notes)
     for folder in (orphan, *others):
         folder.mkdir()
-    room = new_room("sglang", str(tmp_path))
-    assert set(tmp_path.iterdir()) == {*others, room}
-    assert room.stat().st_mode & 0o777 == 0o755
-    assert not owner.is_left(room.name)
+    capacity = new_folder("sglang", str(tmp_path))
+    assert set(tmp_path.iterdir()) == {*others, capacity}
+    assert capacity.stat().st_mode & 0o777 == 0o755
+    assert not owner.is_left(capacity.name)
 
 
 def test_a_bucket_of_copies_is_held_at_a_time(tmp_path: Path) -> None:

@@ -172,10 +172,10 @@ def _assert_no_actor_is_left(token: str) -> None:
 def _other_versions(names: list[str]) -> Callable[[], dict[str, str]]:
     wanted = list(names)
 
-    def tell() -> dict[str, str]:
+    def notify() -> dict[str, str]:
         return dict.fromkeys(["Python", *wanted], "0.0.1")
 
-    return tell
+    return notify
 
 
 @pytest.mark.parametrize(

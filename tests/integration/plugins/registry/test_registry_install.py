@@ -72,8 +72,8 @@ def test_install_verify_and_sync(
 
     (installed,) = (tmp_path / "one").rglob("acme_maze/env.py")
     installed.write_text("changed")
-    (walls,) = (tmp_path / "one").rglob("maze_walls/env.py")
-    walls.unlink()
+    (sandbox_types,) = (tmp_path / "one").rglob("maze_walls/env.py")
+    sandbox_types.unlink()
     said = differences(lock, python)
     assert len(said) == 2
     assert "acme_maze/env.py was changed" in said[0]

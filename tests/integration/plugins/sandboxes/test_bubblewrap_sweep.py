@@ -9,14 +9,14 @@ import subprocess
 
 import pytest
 from support.processes import is_running, wait_gone
-from support.sandbox_walls import missing
+from support.sandbox_types import missing
 
 from rollart_sandboxes.bubblewrap import BubblewrapSandbox
 
 pytestmark = pytest.mark.skipif(bool(missing("bubblewrap")), reason=str(missing("bubblewrap")))
 
 
-def test_a_box_whose_monitor_died_before_it_began_is_swept() -> None:
+def test_a_sandbox_whose_monitor_died_before_it_began_is_swept() -> None:
     (said, says), (held, holds) = os.pipe(), os.pipe()
     # As ours, but the monitor waits before it lets the box begin.
     argv = ["bwrap", "--unshare-user", "--unshare-pid", "--as-pid-1", "--die-with-parent"]

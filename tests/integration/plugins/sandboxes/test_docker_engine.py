@@ -140,19 +140,19 @@ def test_a_container_that_cannot_be_attached_to_is_a_refusal(tmp_path) -> None:
 
 
 def test_limits_that_the_engine_cannot_hold_are_not_asked_for() -> None:
-    box = DockerSandbox(image="x", cpus=1.5, num_pids=9, user="7:8", runtime="runsc")
-    box._about = {"MemoryLimit": True, "SwapLimit": False, "PidsLimit": False}
-    settings = box._settings(["/data", "/tmp"])
+    sandbox = DockerSandbox(image="x", cpus=1.5, num_pids=9, user="7:8", runtime="runsc")
+    sandbox._about = {"MemoryLimit": True, "SwapLimit": False, "PidsLimit": False}
+    settings = sandbox._settings(["/data", "/tmp"])
     host = settings["HostConfig"]
     assert host["Memory"] == 2 << 30
     assert not {"MemorySwap", "PidsLimit", "NanoCpus"} & set(host)
-    assert (box.enforced_by["num_pids"], box.enforced_by["cpus"]) == ("", "")
+    assert (sandbox.enforced_by["num_pids"], sandbox.enforced_by["cpus"]) == ("", "")
     assert (host["Runtime"], host["ReadonlyRootfs"], host["CapDrop"]) == ("runsc", True, ["ALL"])
     assert "uid=7,gid=8" in host["Tmpfs"]["/data"]  # a volume of the image has a size too
     assert "mode=1777" in host["Tmpfs"]["/tmp"]
 
 
-def test_who_root_of_a_box_is() -> None:
+def test_who_root_of_a_sandbox_is() -> None:
     assert docker_host.users({"SecurityOptions": ["name=seccomp,profile=default"]}) == ""
     assert docker_host.users({"SecurityOptions": ["name=userns"]}) == "remap"
     assert docker_host.users({"SecurityOptions": ["name=rootless", "name=userns"]}) == "rootless"

@@ -18,7 +18,7 @@ import pytest
 from support.fork_server import start_program
 from support.pace import scaled, until
 from support.processes import wait_gone
-from support.sandbox_walls import HELD, IMAGE, missing
+from support.sandbox_types import HELD, IMAGE, missing
 
 from rollart_bench import isolation as bench
 from rollart_core.config.load import load_config
@@ -48,7 +48,7 @@ KINDS = [
     "venv",
     *HELD,
 ]
-WALLS = KINDS[1:]
+ISOLATIONS = KINDS[1:]
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +65,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     kinds = getattr(getattr(request.node, "callspec", None), "params", {})
-    wall = "docker" if request.node.get_closest_marker("docker") else kinds.get("kind", "venv")
-    if wall != "venv" and (why := missing(wall)):
+    isolation = "docker" if request.node.get_closest_marker("docker") else kinds.get("kind", "venv")
+    if isolation != "venv" and (why := missing(isolation)):
         pytest.skip(why)
     yield
     loop.run(isolated.close_idle())
-    assert not isolated._boxes, "a box is still there"
+    assert not isolated._sandboxes, "a box is still there"
 
 
 def isolation(kind: str, folder: Path, **more: Any) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_an_environment_that_ends_its_process_fails_with_a_type(kind: str, folde
         env.close()
 
 
-@pytest.mark.parametrize("kind", WALLS)
+@pytest.mark.parametrize("kind", ISOLATIONS)
 def test_memory_has_an_end(kind: str, folder: Path) -> None:
     env = make(kind, folder, memory_bytes=192 << 20)
     try:
@@ -149,7 +149,7 @@ def test_memory_has_an_end(kind: str, folder: Path) -> None:
         env.close()
 
 
-@pytest.mark.parametrize("kind", WALLS)
+@pytest.mark.parametrize("kind", ISOLATIONS)
 def test_files_of_the_host_are_not_there(kind: str, folder: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
@@ -208,12 +208,12 @@ def test_a_making_that_hangs_is_killed(folder: Path, monkeypatch: pytest.MonkeyP
             await worker.reset("a", ref, seed=0, options={}, timeout_s=1.0)
         await worker.end("a", reusable=False)
         assert await worker.num_hung() == 0
-        await until(lambda: not isolated._boxes, "the end of the box")
+        await until(lambda: not isolated._sandboxes, "the end of the box")
 
     worked(work)
 
 
-def test_an_answer_that_comes_late_costs_no_box(
+def test_an_answer_that_comes_late_costs_no_sandbox(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolated, "GRACE_S", 60.0)
@@ -231,7 +231,7 @@ def test_an_answer_that_comes_late_costs_no_box(
     worked(work)
 
 
-def test_a_box_has_so_many_seats_and_so_many_episodes(folder: Path) -> None:
+def test_a_sandbox_has_so_many_seats_and_so_many_episodes(folder: Path) -> None:
     given = isolation("venv", folder, num_slots=2, episodes_per_sandbox=3)
     envs = [registry.make(ODD, isolation=given) for _ in range(3)]
     try:
@@ -324,7 +324,7 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
         registry.make(ODD, isolation=venv, making="raise")
 
 
-def test_a_python_with_rollart_knows_ids_and_tells_their_specs() -> None:
+def test_a_python_with_rollart_knows_ids_and_notifies_their_specs() -> None:
     given = {"isolation": {"kind": "venv", "python": sys.executable}}
     here = registry.env_spec("gymnasium::FrozenLake-v1")
     spec = registry.env_spec("gymnasium::FrozenLake-v1", given)
@@ -339,7 +339,7 @@ def test_a_python_with_rollart_knows_ids_and_tells_their_specs() -> None:
     assert registry.checked_options("environments", "gymnasium::FrozenLake-v1", checked) == checked
 
 
-def test_a_run_config_is_checked_with_what_its_box_says(folder: Path, tmp_path: Path) -> None:
+def test_a_run_config_is_checked_with_what_its_sandbox_says(folder: Path, tmp_path: Path) -> None:
     def faults(**more: Any) -> str:
         isolated = {**isolation("venv", folder), **more.pop("isolation", {})}
         env = {"id": "odd_env:VowelEnv", "isolation": isolated, **more}
@@ -362,7 +362,7 @@ def test_a_run_config_is_checked_with_what_its_box_says(folder: Path, tmp_path: 
     assert "env: odd_env:VowelEnv: in its sandbox (" in faults(isolation={"env": {}})
 
 
-def test_a_box_that_lies_about_itself_is_refused() -> None:
+def test_a_sandbox_that_lies_about_itself_is_refused() -> None:
     from rollart_sandboxes.isolation.describe import read_spec
 
     assert read_spec("a:B", {"max_turns": 7, "licence": "x" * 5000}).max_turns == 7
@@ -378,13 +378,13 @@ def test_a_box_that_lies_about_itself_is_refused() -> None:
             read_spec("a:B", lie)
 
 
-def test_a_box_outside_the_protocol_fails_what_waits(folder: Path) -> None:
+def test_a_sandbox_outside_the_protocol_fails_what_waits(folder: Path) -> None:
     env = make("venv", folder)
     try:
         env.reset()
-        box = next(iter(next(iter(isolated._boxes.values()))._starts))
+        sandbox = next(iter(next(iter(isolated._sandboxes.values()))._starts))
         future = loop.submit(env._slot.call("step", "sleep 60"))
-        loop.run(_say(box, b"no JSON\n"))
+        loop.run(_say(sandbox, b"no JSON\n"))
         with pytest.raises(SandboxFailure, match="violates the protocol"):
             future.result(10)
     finally:
@@ -393,15 +393,15 @@ def test_a_box_outside_the_protocol_fails_what_waits(folder: Path) -> None:
 
 @pytest.mark.parametrize("lie", [None, 5, {"offers": 5}, {"offers": "secrets"}])
 @pytest.mark.parametrize("how", ["make", "open_env", "begin"])
-def test_a_box_that_lies_in_open_is_left(
+def test_a_sandbox_that_lies_in_open_is_left(
     how: str, lie: object, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"isolation": isolation("venv", folder)}
     honest = isolated.EnvSandbox.call
     lies = how != "begin"
 
-    async def call(box: isolated.EnvSandbox, slot: int, call: str, *args: object) -> Any:
-        said = await honest(box, slot, call, *args)
+    async def call(sandbox: isolated.EnvSandbox, slot: int, call: str, *args: object) -> Any:
+        said = await honest(sandbox, slot, call, *args)
         return lie if call == "open" and lies else said
 
     monkeypatch.setattr(isolated.EnvSandbox, "call", call)
@@ -415,7 +415,7 @@ def test_a_box_that_lies_in_open_is_left(
             loop.run(env._slot._leave())
             lies = True
             env.reset()
-    assert [b.num_slots for each in isolated._boxes.values() for b in each._starts] == [0]
+    assert [b.num_slots for each in isolated._sandboxes.values() for b in each._starts] == [0]
 
 
 def test_a_seat_is_left_when_what_stands_for_the_environment_cannot_be_made(
@@ -430,7 +430,7 @@ def test_a_seat_is_left_when_what_stands_for_the_environment_cannot_be_made(
         registry.make(ODD, **given)
     with pytest.raises(RuntimeError, match="of all things"):
         asyncio.run(open_env(ODD, given))
-    assert [b.num_slots for each in isolated._boxes.values() for b in each._starts] == [0]
+    assert [b.num_slots for each in isolated._sandboxes.values() for b in each._starts] == [0]
 
 
 def test_an_answer_that_is_no_json_is_an_error_of_its_call(folder: Path) -> None:
@@ -447,26 +447,26 @@ def test_an_answer_that_is_no_json_is_an_error_of_its_call(folder: Path) -> None
         env.close()
 
 
-def test_a_box_that_is_about_to_close_is_not_closed_under_who_sits_down(folder: Path) -> None:
+def test_a_sandbox_that_is_about_to_close_is_not_closed_under_who_sits_down(folder: Path) -> None:
     env = make("venv", folder)
     slot = env._slot
 
     async def look_then_lend() -> None:
-        boxes, box = slot._boxes, slot._box
+        sandboxes, sandbox = slot._sandboxes, slot._sandbox
         await slot._leave()
-        boxes._look(box, box.num_opened)
-        assert await boxes.lend() is box
+        sandboxes._look(sandbox, sandbox.num_opened)
+        assert await sandboxes.lend() is sandbox
         await asyncio.sleep(0.05)
-        assert box.alive
-        await boxes.take_back(box)
-        await asyncio.gather(boxes.close_idle(), boxes.close_idle())
+        assert sandbox.alive
+        await sandboxes.take_back(sandbox)
+        await asyncio.gather(sandboxes.close_idle(), sandboxes.close_idle())
 
     loop.run(look_then_lend())
     env.close()
 
 
-async def _say(box: Any, data: bytes) -> None:
-    box._take(data)
+async def _say(sandbox: Any, data: bytes) -> None:
+    sandbox._take(data)
 
 
 def wheel(folder: Path, name: str, version: str, text: str, requires: str = "") -> None:
@@ -625,7 +625,9 @@ def config(env: dict[str, Any], runs: Path, step_s: float = 60.0) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_trains_on_an_environment_in_boxes(kind: str, folder: Path, tmp_path: Path) -> None:
+def test_a_run_trains_on_an_environment_in_sandboxes(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
     # Six of eight tasks can be trained on: eight groups of one after the other meet all of them.
     given = {"trouble": {"0": "exit 3", "3": "sleep 600"}}
     env = {"id": "odd_env:VowelEnv", **given, "isolation": isolation(kind, folder, num_slots=2)}

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from support.pace import scaled, until, wait_until
 from support.processes import is_running, wait_gone
-from support.sandbox_walls import IMAGE, IN_DOCKER, MIB, no_docker, opened
+from support.sandbox_types import IMAGE, IN_DOCKER, MIB, no_docker, opened
 
 from rollart_core.errors import SandboxFailure
 from rollart_sandboxes import container, docker_host
@@ -64,15 +64,15 @@ def test_nobody_without_any_right() -> None:
     )
 
     async def main() -> None:
-        async with opened("docker") as box:
-            result = await box.exec(sh(command), timeout_s=WITHIN_S)
+        async with opened("docker") as sandbox:
+            result = await sandbox.exec(sh(command), timeout_s=WITHIN_S)
             uid, *rest = result.stdout.decode().splitlines()
             held = dict(line.split(":\t") for line in rest)
             assert (uid, held["NoNewPrivs"], held["Seccomp"]) == ("1000", "1", "2")
             assert {held[f"Cap{which}"] for which in ("Inh", "Prm", "Eff", "Bnd")} == {"0" * 16}
             assert result.stderr.count(b"cannot create") == 8
             for tool in ("mount -t tmpfs t /tmp", "unshare -r id", "dmesg", "chroot / id"):
-                assert (await box.exec(sh(tool), timeout_s=WITHIN_S)).exit_code != 0
+                assert (await sandbox.exec(sh(tool), timeout_s=WITHIN_S)).exit_code != 0
 
     asyncio.run(main())
 
@@ -80,22 +80,22 @@ def test_nobody_without_any_right() -> None:
 def test_limits_are_the_engines_and_the_figures_are_there() -> None:
     async def main() -> None:
         limits = {"memory_bytes": 200 * MIB, "num_pids": 77, "cpus": 0.5, "num_open_files": 99}
-        async with opened("docker", **limits) as box:
-            assert isinstance(box, DockerSandbox)
-            known = await Engine().ask("GET", f"/containers/{box.name}/json")
+        async with opened("docker", **limits) as sandbox:
+            assert isinstance(sandbox, DockerSandbox)
+            known = await Engine().ask("GET", f"/containers/{sandbox.name}/json")
             host = known["HostConfig"]
-            held = box.enforced_by
+            held = sandbox.enforced_by
             assert (held["disk_bytes"], held["root_bytes"]) == ("tmpfs", "read-only")
             assert host["Memory"] == 200 * MIB if held["memory_bytes"] else True
             assert host["PidsLimit"] == 77 if held["num_pids"] else True
             assert host["NanoCpus"] == 500_000_000 if held["cpus"] else True
             assert (host["NetworkMode"], host["LogConfig"]["Type"]) == ("none", "none")
             assert (host["ReadonlyRootfs"], host["IpcMode"]) == (True, "private")
-            shown = await box.exec(sh("ulimit -n; ulimit -c"), timeout_s=WITHIN_S)
+            shown = await sandbox.exec(sh("ulimit -n; ulimit -c"), timeout_s=WITHIN_S)
             assert shown.stdout == b"99\n0\n"
-            before = box.memory_used_bytes
-            await box.exec(sh("head -c 50000000 /dev/zero > big"), timeout_s=WITHIN_S)
-            after = box.memory_used_bytes
+            before = sandbox.memory_used_bytes
+            await sandbox.exec(sh("head -c 50000000 /dev/zero > big"), timeout_s=WITHIN_S)
+            after = sandbox.memory_used_bytes
             assert before is not None
             assert after is not None
             assert 40 * MIB < after - before < 80 * MIB
@@ -103,26 +103,26 @@ def test_limits_are_the_engines_and_the_figures_are_there() -> None:
     asyncio.run(main())
 
 
-def test_a_box_over_its_memory_loses_the_command_and_lives() -> None:
+def test_a_sandbox_over_its_memory_loses_the_command_and_lives() -> None:
     code = "held = []\nwhile True: held.append(bytearray(1 << 20))"
 
     async def main() -> None:
-        async with opened("docker", memory_bytes=64 * MIB) as box:
+        async with opened("docker", memory_bytes=64 * MIB) as sandbox:
             for _ in range(3):
-                greedy = await box.exec(["python3", "-c", code], timeout_s=WITHIN_S)
+                greedy = await sandbox.exec(["python3", "-c", code], timeout_s=WITHIN_S)
                 assert greedy.exit_code == 137
-                assert (await box.exec(["echo", "on"], timeout_s=WITHIN_S)).stdout == b"on\n"
+                assert (await sandbox.exec(["echo", "on"], timeout_s=WITHIN_S)).stdout == b"on\n"
 
     asyncio.run(main())
 
 
 def test_a_container_that_dies_in_an_episode_fails_its_calls_and_says_so() -> None:
     async def main() -> None:
-        async with opened("docker") as box:
-            running = asyncio.create_task(box.exec(["sleep", "1000"], timeout_s=1000))
-            await box.exec(["true"], timeout_s=WITHIN_S)
-            await container.remove(Engine(), box.name)
-            for call in (running, box.exec(["true"], timeout_s=WITHIN_S)):
+        async with opened("docker") as sandbox:
+            running = asyncio.create_task(sandbox.exec(["sleep", "1000"], timeout_s=1000))
+            await sandbox.exec(["true"], timeout_s=WITHIN_S)
+            await container.remove(Engine(), sandbox.name)
+            for call in (running, sandbox.exec(["true"], timeout_s=WITHIN_S)):
                 with pytest.raises(
                     SandboxFailure, match=r"sandbox is gone.*; its container is"
                 ) as raised:
@@ -132,13 +132,15 @@ def test_a_container_that_dies_in_an_episode_fails_its_calls_and_says_so() -> No
     asyncio.run(main())
 
 
-def test_a_folder_cannot_take_the_memory_of_its_box() -> None:
+def test_a_folder_cannot_take_the_memory_of_its_sandbox() -> None:
     async def main() -> None:
-        async with opened("docker", memory_bytes=64 * MIB, disk_bytes=512 * MIB) as box:
+        async with opened("docker", memory_bytes=64 * MIB, disk_bytes=512 * MIB) as sandbox:
             for _ in range(3):
-                filled = await box.exec(sh("head -c 300000000 /dev/zero > big"), timeout_s=WITHIN_S)
+                filled = await sandbox.exec(
+                    sh("head -c 300000000 /dev/zero > big"), timeout_s=WITHIN_S
+                )
                 assert (filled.exit_code, b"No space" in filled.stderr) == (1, True)
-                assert (await box.exec(["rm", "big"], timeout_s=WITHIN_S)).exit_code == 0
+                assert (await sandbox.exec(["rm", "big"], timeout_s=WITHIN_S)).exit_code == 0
 
     asyncio.run(main())
 
@@ -148,20 +150,22 @@ def test_a_writable_root_is_the_boxs_own_and_in_its_snapshots(tmp_path) -> None:
 
     async def main() -> None:
         options = {"writable_root": True, "user": "0:0", "snapshot_paths": ["/opt"]}
-        async with opened("docker", **options, ro_binds=[str(tmp_path)]) as box:
-            await box.exec(sh("echo 1 > /opt/kept; echo 1 > /etc/rollart-x"), timeout_s=WITHIN_S)
-            kept = await box.snapshot()
-            await box.exec(
+        async with opened("docker", **options, ro_binds=[str(tmp_path)]) as sandbox:
+            await sandbox.exec(
+                sh("echo 1 > /opt/kept; echo 1 > /etc/rollart-x"), timeout_s=WITHIN_S
+            )
+            kept = await sandbox.snapshot()
+            await sandbox.exec(
                 sh("echo 2 > /opt/kept; echo 2 > /opt/more; rm -r /usr/share"), timeout_s=30
             )
-            await box.restore(kept)
-            assert await box.read_file("/opt/kept") == b"1\n"
+            await sandbox.restore(kept)
+            assert await sandbox.read_file("/opt/kept") == b"1\n"
             with pytest.raises(FileNotFoundError):
-                await box.read_file("/opt/more")
-            assert (await box.exec(["ls", "/usr/share"], timeout_s=WITHIN_S)).exit_code == 2
-            assert await box.read_file(f"{tmp_path}/shown") == b"shown"
+                await sandbox.read_file("/opt/more")
+            assert (await sandbox.exec(["ls", "/usr/share"], timeout_s=WITHIN_S)).exit_code == 2
+            assert await sandbox.read_file(f"{tmp_path}/shown") == b"shown"
             with pytest.raises(OSError, match="Read-only"):
-                await box.write_file(f"{tmp_path}/shown", b"spoilt")
+                await sandbox.write_file(f"{tmp_path}/shown", b"spoilt")
         async with opened("docker", **options) as other:
             with pytest.raises(FileNotFoundError):
                 await other.read_file("/etc/rollart-x")
@@ -199,12 +203,12 @@ def test_what_cannot_be_had_is_said_in_one_line_and_not_tried_again(options, sai
 def test_a_start_that_is_given_up_leaves_no_container() -> None:
     async def main() -> list[str]:
         for share in (0.02, 0.1, 0.3):
-            box = DockerSandbox(**IN_DOCKER)
+            sandbox = DockerSandbox(**IN_DOCKER)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(share * 0.5):
-                    await box.start()
+                    await sandbox.start()
                     await asyncio.sleep(10)
-            await box.close()
+            await sandbox.close()
         with pytest.raises(SandboxFailure, match=r"within 0\.001 s"):
             async with opened("docker", start_timeout_s=0.001):
                 pass
@@ -297,7 +301,7 @@ def test_removing_is_for_containers_of_ours_alone_and_may_be_repeated() -> None:
     asyncio.run(main())
 
 
-def test_a_box_notes_what_it_leaves_before_it_is_made() -> None:
+def test_a_sandbox_notes_what_it_leaves_before_it_is_made() -> None:
     class Noted:
         def __init__(self) -> None:
             self.labels = labels("line-7")
@@ -309,9 +313,9 @@ def test_a_box_notes_what_it_leaves_before_it_is_made() -> None:
     line = Noted()
 
     async def main() -> None:
-        box = DockerSandbox(**IN_DOCKER)
-        box.line = line
-        await box.start()
+        sandbox = DockerSandbox(**IN_DOCKER)
+        sandbox.line = line
+        await sandbox.start()
         try:
             host, name = line.left["container"].split()
             known = await Engine(host).ask("GET", f"/containers/{name}/json")
@@ -319,7 +323,7 @@ def test_a_box_notes_what_it_leaves_before_it_is_made() -> None:
             assert float(known["Config"]["Labels"]["rollart.ttl"]) == 3600
             assert Path(line.left["usage"]).is_dir()
         finally:
-            await box.close()
+            await sandbox.close()
 
     asyncio.run(main())
 
@@ -335,25 +339,30 @@ def test_the_doctor_hears_what_the_engine_holds(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("count", [16, pytest.param(50, marks=pytest.mark.nightly)])
-def test_many_boxes_in_one_process_at_once(count) -> None:
+def test_many_sandboxes_in_one_process_at_once(count) -> None:
     async def main() -> list[str]:
         starts = asyncio.Semaphore(8)
-        boxes = [DockerSandbox(**IN_DOCKER, memory_bytes=64 * MIB) for _ in range(count)]
+        sandboxes = [DockerSandbox(**IN_DOCKER, memory_bytes=64 * MIB) for _ in range(count)]
 
-        async def up(box: DockerSandbox) -> None:
+        async def up(sandbox: DockerSandbox) -> None:
             async with starts:
-                await box.start()
+                await sandbox.start()
 
         try:
-            await asyncio.gather(*(up(box) for box in boxes))
+            await asyncio.gather(*(up(sandbox) for sandbox in sandboxes))
             for _ in range(3):
                 said = await asyncio.gather(
-                    *(box.exec(["echo", box.name], timeout_s=WITHIN_S) for box in boxes)
+                    *(
+                        sandbox.exec(["echo", sandbox.name], timeout_s=WITHIN_S)
+                        for sandbox in sandboxes
+                    )
                 )
-                assert [r.stdout.decode().strip() for r in said] == [box.name for box in boxes]
+                assert [r.stdout.decode().strip() for r in said] == [
+                    sandbox.name for sandbox in sandboxes
+                ]
             assert len(await names(Engine())) == count
         finally:
-            await asyncio.gather(*(box.close() for box in boxes))
+            await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
         return await names(Engine())
 
     assert asyncio.run(main()) == []
@@ -501,9 +510,9 @@ def test_an_engine_that_hangs_or_dies_is_a_typed_failure_and_hangs_nothing(
         folder = Path(host.removeprefix("unix://")).parent
 
         async def hangs() -> None:
-            box = DockerSandbox(**options)
-            await box.start()
-            assert box.agent_pid is not None
+            sandbox = DockerSandbox(**options)
+            await sandbox.start()
+            assert sandbox.agent_pid is not None
             os.kill(started[-1].pid, signal.SIGSTOP)
             try:
                 with monkeypatch.context() as patch:  # nobody answers, however long it takes
@@ -512,19 +521,19 @@ def test_an_engine_that_hangs_or_dies_is_a_typed_failure_and_hangs_nothing(
                     with pytest.raises(SandboxFailure, match=r"within 0\.3 s|not answer"):
                         await DockerSandbox(**{**options, "start_timeout_s": 0.3}).start()
                     async with asyncio.timeout(WITHIN_S):
-                        await box.close()
-                await until(lambda: not is_running(box.agent_pid), "the end of the agent")
+                        await sandbox.close()
+                await until(lambda: not is_running(sandbox.agent_pid), "the end of the agent")
             finally:
                 os.kill(started[-1].pid, signal.SIGCONT)
 
         async def dies() -> int:
-            box = DockerSandbox(**options)
-            await box.start()
-            running = asyncio.create_task(box.exec(["sleep", "1000"], timeout_s=1000))
-            writing = asyncio.create_task(box.write_file("x", bytes(64 * MIB)))
+            sandbox = DockerSandbox(**options)
+            await sandbox.start()
+            running = asyncio.create_task(sandbox.exec(["sleep", "1000"], timeout_s=1000))
+            writing = asyncio.create_task(sandbox.write_file("x", bytes(64 * MIB)))
             await asyncio.sleep(0)
-            await box.exec(["true"], timeout_s=WITHIN_S)
-            agent = box.agent_pid
+            await sandbox.exec(["true"], timeout_s=WITHIN_S)
+            agent = sandbox.agent_pid
             assert agent is not None
             started[-1].kill()
             for call in (running, writing):
@@ -532,8 +541,8 @@ def test_an_engine_that_hangs_or_dies_is_a_typed_failure_and_hangs_nothing(
                     await call
                 assert raised.value.retryable
             with pytest.raises(SandboxFailure, match="the sandbox is gone"):
-                await box.exec(["true"], timeout_s=WITHIN_S)
-            await box.close()
+                await sandbox.exec(["true"], timeout_s=WITHIN_S)
+            await sandbox.close()
             with pytest.raises(SandboxFailure, match="no Docker engine answers") as raised:
                 await DockerSandbox(**options).start()
             assert raised.value.retryable  # it was there before, and may be again
@@ -546,14 +555,14 @@ def test_an_engine_that_hangs_or_dies_is_a_typed_failure_and_hangs_nothing(
         begin(folder, started)
 
         async def comes_back() -> None:
-            box = DockerSandbox(**options)
-            await box.start()
+            sandbox = DockerSandbox(**options)
+            await sandbox.start()
             try:
-                assert (await box.exec(["echo", "on"], timeout_s=WITHIN_S)).stdout == b"on\n"
+                assert (await sandbox.exec(["echo", "on"], timeout_s=WITHIN_S)).stdout == b"on\n"
                 query = {"all": 1}
                 there = await Engine(host).ask("GET", "/containers/json", query=query)
-                assert [c["Names"][0][1:] for c in there] == [box.name]
+                assert [c["Names"][0][1:] for c in there] == [sandbox.name]
             finally:
-                await box.close()
+                await sandbox.close()
 
         asyncio.run(comes_back())

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
-from support.sandbox_walls import HELD, missing, opened
+from support.sandbox_types import HELD, missing, opened
 
-from rollart_sandboxes import base as boxes
+from rollart_sandboxes import base as sandboxes
 from rollart_sandboxes import network, proxy
 
 PYTHON = "/usr/bin/python3"
@@ -47,7 +47,7 @@ sending.start()
 
 
 @pytest.fixture(params=HELD)
-def wall(request) -> str:
+def isolation(request) -> str:
     if why := missing(request.param):
         pytest.skip(why)
     return request.param
@@ -94,7 +94,7 @@ def names(monkeypatch) -> dict[str, list[str]]:
             raise OSError(-2, "Name or service not known")
         return known[name]
 
-    monkeypatch.setattr(boxes, "Proxy", partial(proxy.Proxy, resolve=resolve))
+    monkeypatch.setattr(sandboxes, "Proxy", partial(proxy.Proxy, resolve=resolve))
     return known
 
 
@@ -104,36 +104,36 @@ def loopback_is_public(monkeypatch) -> None:
     monkeypatch.setattr(network, "public", lambda found: True)
 
 
-async def fetch(box, url: str) -> str:
-    result = await box.exec([PYTHON, "-c", FETCH, url], timeout_s=60)
+async def fetch(sandbox, url: str) -> str:
+    result = await sandbox.exec([PYTHON, "-c", FETCH, url], timeout_s=60)
     assert result.stderr == b""
     return result.stdout.decode().strip()
 
 
-async def talk(box, said: bytes) -> bytes:
-    result = await box.exec([PYTHON, "-c", TALK], timeout_s=60, stdin=said)
+async def talk(sandbox, said: bytes) -> bytes:
+    result = await sandbox.exec([PYTHON, "-c", TALK], timeout_s=60, stdin=said)
     assert result.stderr == b""
     return result.stdout
 
 
 @pytest.mark.usefixtures("loopback_is_public")
-def test_a_name_that_is_allowed_is_reached_and_others_are_not(wall, names) -> None:
+def test_a_name_that_is_allowed_is_reached_and_others_are_not(isolation, names) -> None:
     async def main() -> None:
         async with web() as (port, heads):
             allowed = [f"*.pypi.test:{port}", f"files.test:{port}"]
-            async with opened(wall, network=allowed) as box:
+            async with opened(isolation, network=allowed) as sandbox:
                 names.update({n: ["127.0.0.1"] for n in ("www.pypi.test", "evil.test")})
                 url = f"http://www.pypi.test:{port}"
-                assert await fetch(box, f"{url}/a?b=c") == "200 hello /a?b=c"
+                assert await fetch(sandbox, f"{url}/a?b=c") == "200 hello /a?b=c"
                 assert f"Host: www.pypi.test:{port}\r\n".encode() in heads[0]
                 for name in ("evil.test", "pypi.test", "127.0.0.1.pypi.test.evil.test"):
-                    said = await fetch(box, f"http://{name}:{port}/")
+                    said = await fetch(sandbox, f"http://{name}:{port}/")
                     assert said.startswith(f"403 rollart: the sandbox may not reach {name}:{port}")
                     assert f"it may reach: *.pypi.test:{port}, files.test:{port}" in said
-                tunnel = await fetch(box, "https://evil.test/")
+                tunnel = await fetch(sandbox, "https://evil.test/")
                 assert "connection failed: 403 the sandbox may not reach evil.test:443" in tunnel
-                assert "403" in await fetch(box, "http://www.pypi.test/")  # another port
-                said = await fetch(box, f"http://files.test:{port}/")
+                assert "403" in await fetch(sandbox, "http://www.pypi.test/")  # another port
+                said = await fetch(sandbox, f"http://files.test:{port}/")
                 assert said == (
                     f"502 rollart: files.test:{port} cannot be reached: Name or service not known"
                 )
@@ -142,12 +142,15 @@ def test_a_name_that_is_allowed_is_reached_and_others_are_not(wall, names) -> No
     asyncio.run(main())
 
 
-def test_a_name_that_leads_to_a_private_address_is_not_followed(wall, names) -> None:
+def test_a_name_that_leads_to_a_private_address_is_not_followed(isolation, names) -> None:
     async def main() -> None:
-        async with web() as (port, heads), opened(wall, network=[f"pypi.test:{port}"]) as box:
+        async with (
+            web() as (port, heads),
+            opened(isolation, network=[f"pypi.test:{port}"]) as sandbox,
+        ):
             for private in ("127.0.0.1", "::ffff:127.0.0.1", "::1", "169.254.169.254"):
                 names["pypi.test"] = [private]
-                said = await fetch(box, f"http://pypi.test:{port}/")
+                said = await fetch(sandbox, f"http://pypi.test:{port}/")
                 assert said.startswith(f"403 rollart: the sandbox may not reach pypi.test:{port}")
                 assert said.endswith("its address is not public")
             assert heads == []
@@ -155,13 +158,13 @@ def test_a_name_that_leads_to_a_private_address_is_not_followed(wall, names) -> 
     asyncio.run(main())
 
 
-def test_an_address_can_be_allowed_and_tunnels_carry_anything(wall) -> None:
+def test_an_address_can_be_allowed_and_tunnels_carry_anything(isolation) -> None:
     async def main() -> None:
-        async with echo() as port, opened(wall, network=[f"127.0.0.1:{port}"]) as box:
+        async with echo() as port, opened(isolation, network=[f"127.0.0.1:{port}"]) as sandbox:
             body = bytes(range(256)) * 8000
             connect = f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
             send = TALK.replace("s.sendall(sys.stdin.buffer.read())", SEND)
-            result = await box.exec(
+            result = await sandbox.exec(
                 [PYTHON, "-c", send],
                 timeout_s=60,
                 stdin=connect + body,
@@ -170,7 +173,7 @@ def test_an_address_can_be_allowed_and_tunnels_carry_anything(wall) -> None:
             head, _, echoed = result.stdout.partition(b"\r\n\r\n")
             assert head == b"HTTP/1.1 200 Connection established"
             assert echoed == body
-            other = await talk(box, b"CONNECT 127.0.0.1:1 HTTP/1.1\r\n\r\n")
+            other = await talk(sandbox, b"CONNECT 127.0.0.1:1 HTTP/1.1\r\n\r\n")
             assert other.startswith(b"HTTP/1.1 403 the sandbox may not reach 127.0.0.1:1")
 
     asyncio.run(main())
@@ -201,11 +204,11 @@ def test_odd_requests_get_an_answer_and_go_nowhere(said, status) -> None:
         pytest.skip(why)
 
     async def main() -> None:
-        async with opened("bubblewrap", network=["pypi.test"]) as box:
-            answer = await talk(box, said)
+        async with opened("bubblewrap", network=["pypi.test"]) as sandbox:
+            answer = await talk(sandbox, said)
             assert answer.startswith(b"HTTP/1.1 %d " % status)
             assert answer.count(b"\r\n\r\n") == 1
-            assert (await box.exec(["true"], timeout_s=30)).exit_code == 0
+            assert (await sandbox.exec(["true"], timeout_s=30)).exit_code == 0
 
     asyncio.run(main())
 
@@ -261,9 +264,9 @@ print('again')
 """
 
     async def main() -> None:
-        async with echo() as port, opened("bubblewrap", network=[f"127.0.0.1:{port}"]) as box:
+        async with echo() as port, opened("bubblewrap", network=[f"127.0.0.1:{port}"]) as sandbox:
             program = many.replace("PORT", str(port))
-            result = await box.exec([PYTHON, "-c", program], timeout_s=60)
+            result = await sandbox.exec([PYTHON, "-c", program], timeout_s=60)
             assert result.stdout.split() == [b"200"] * 3 + [b"503"] * 2 + [b"again"]
 
     asyncio.run(main())
@@ -285,32 +288,34 @@ time.sleep(1000)
 """
 
     async def main() -> None:
-        async with opened("bubblewrap", network=["pypi.test"], num_open_files=64) as box:
-            held = asyncio.create_task(box.exec([PYTHON, "-c", many], timeout_s=1000))
-            while (await box.exec(["test", "-e", "ready"], timeout_s=30)).exit_code:
+        async with opened("bubblewrap", network=["pypi.test"], num_open_files=64) as sandbox:
+            held = asyncio.create_task(sandbox.exec([PYTHON, "-c", many], timeout_s=1000))
+            while (await sandbox.exec(["test", "-e", "ready"], timeout_s=30)).exit_code:
                 pass
-            results = await asyncio.gather(*(box.exec(["true"], timeout_s=60) for _ in range(4)))
+            results = await asyncio.gather(
+                *(sandbox.exec(["true"], timeout_s=60) for _ in range(4))
+            )
             assert [result.exit_code for result in results] == [0] * 4
             held.cancel()
 
     asyncio.run(main())
 
 
-def test_a_box_without_names_has_no_proxy_and_no_variables(wall) -> None:
+def test_a_sandbox_without_names_has_no_proxy_and_no_variables(isolation) -> None:
     async def main() -> None:
-        async with opened(wall) as box:
-            result = await box.exec(["env"], timeout_s=30)
+        async with opened(isolation) as sandbox:
+            result = await sandbox.exec(["env"], timeout_s=30)
             assert b"proxy" not in result.stdout.lower()
-            refused = await box.exec([PYTHON, "-c", TALK], timeout_s=30)
+            refused = await sandbox.exec([PYTHON, "-c", TALK], timeout_s=30)
             assert b"ConnectionRefusedError" in refused.stderr
-        async with opened(wall, network=["pypi.test"]) as box:
-            result = await box.exec(["sh", "-c", "echo $http_proxy $HTTPS_PROXY"], timeout_s=30)
+        async with opened(isolation, network=["pypi.test"]) as sandbox:
+            result = await sandbox.exec(["sh", "-c", "echo $http_proxy $HTTPS_PROXY"], timeout_s=30)
             assert result.stdout == b"http://127.0.0.1:3128 http://127.0.0.1:3128\n"
 
     asyncio.run(main())
 
 
-def test_a_reset_ends_connections(wall) -> None:
+def test_a_reset_ends_connections(isolation) -> None:
     over = asyncio.Event()
 
     async def hold(reader, writer) -> None:
@@ -320,19 +325,19 @@ def test_a_reset_ends_connections(wall) -> None:
     async def main() -> None:
         server = await asyncio.start_server(hold, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        async with server, opened(wall, network=[f"127.0.0.1:{port}"]) as box:
-            snapshot = await box.snapshot()
+        async with server, opened(isolation, network=[f"127.0.0.1:{port}"]) as sandbox:
+            snapshot = await sandbox.snapshot()
             connect = f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode()
             program = [PYTHON, "-c", TALK]
-            held = asyncio.create_task(box.exec(program, timeout_s=1000, stdin=connect))
-            tunnels = box._connection._tunnels
+            held = asyncio.create_task(sandbox.exec(program, timeout_s=1000, stdin=connect))
+            tunnels = sandbox._connection._tunnels
             while not tunnels._tunnels:
                 await asyncio.sleep(0.01)  # the test's timeout ends the wait
-            await box.restore(snapshot)
+            await sandbox.restore(snapshot)
             assert (await held).exit_code == 137
             while tunnels._tunnels:
                 await asyncio.sleep(0.01)
-            assert (await talk(box, b"x\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+            assert (await talk(sandbox, b"x\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
             over.set()
 
     asyncio.run(main())

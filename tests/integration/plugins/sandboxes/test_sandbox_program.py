@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from support.pace import scaled
-from support.sandbox_walls import EACH_WALL, missing, opened
+from support.sandbox_types import EACH_SANDBOX_TYPE, missing, opened
 
 from rollart_core.contracts.sandbox import ExecResult
 from rollart_core.errors import SandboxFailure
@@ -19,12 +19,12 @@ ECHO = 'while read -r line; do echo "$line"; done; echo the end; echo bye >&2; e
 class Talk:
     """One program and what it said."""
 
-    def __init__(self, box: AgentSandbox, *argv: str, timeout_s: float = 60.0) -> None:
+    def __init__(self, sandbox: AgentSandbox, *argv: str, timeout_s: float = 60.0) -> None:
         self.heard = bytearray()
         self.write: Callable[[bytes], None] | None = None
         self.more = asyncio.Event()
         self.ended: asyncio.Task[ExecResult] = asyncio.create_task(
-            box.program(argv, take=self.take, begun=self.begun, timeout_s=timeout_s)
+            sandbox.program(argv, take=self.take, begun=self.begun, timeout_s=timeout_s)
         )
 
     def take(self, data: bytes) -> None:
@@ -42,17 +42,17 @@ class Talk:
         return bytes(self.heard)
 
 
-@pytest.fixture(params=EACH_WALL)
-def wall(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=EACH_SANDBOX_TYPE)
+def isolation(request: pytest.FixtureRequest) -> str:
     if why := missing(request.param):
         pytest.skip(why)
     return str(request.param)
 
 
-def test_a_program_answers_as_it_is_spoken_to(wall: str) -> None:
+def test_a_program_answers_as_it_is_spoken_to(isolation: str) -> None:
     async def main() -> None:
-        async with opened(wall) as box:
-            one, two = Talk(box, "/bin/sh", "-c", ECHO), Talk(box, "cat")
+        async with opened(isolation) as sandbox:
+            one, two = Talk(sandbox, "/bin/sh", "-c", ECHO), Talk(sandbox, "cat")
             await asyncio.sleep(0)
             assert one.write is not None
             assert two.write is not None
@@ -63,7 +63,7 @@ def test_a_program_answers_as_it_is_spoken_to(wall: str) -> None:
             assert await two.until(len(big)) == big, "more than a window, both ways"
             one.write(b"again\n")
             assert await one.until(12) == b"hello\nagain\n"
-            assert (await box.exec(["echo", "beside"], timeout_s=30)).stdout == b"beside\n"
+            assert (await sandbox.exec(["echo", "beside"], timeout_s=30)).stdout == b"beside\n"
             two.ended.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await two.ended
@@ -73,42 +73,44 @@ def test_a_program_answers_as_it_is_spoken_to(wall: str) -> None:
     asyncio.run(main())
 
 
-def test_the_end_of_a_program_brings_its_last_words_and_its_code(wall: str) -> None:
+def test_the_end_of_a_program_brings_its_last_words_and_its_code(isolation: str) -> None:
     async def main() -> None:
-        async with opened(wall) as box:
+        async with opened(isolation) as sandbox:
             for _ in range(20):
-                talk = Talk(box, "/bin/sh", "-c", "echo last words; echo why >&2; exit 5")
+                talk = Talk(sandbox, "/bin/sh", "-c", "echo last words; echo why >&2; exit 5")
                 ended = await talk.ended
                 assert (ended.exit_code, ended.stderr) == (5, b"why\n")
                 assert bytes(talk.heard) == b"last words\n"
-            ended = await Talk(box, "no-such-program").ended
+            ended = await Talk(sandbox, "no-such-program").ended
             assert ended.exit_code == 127
             assert b"no-such-program" in ended.stderr
-            ended = await Talk(box, "sleep", "100", timeout_s=0.2).ended
+            ended = await Talk(sandbox, "sleep", "100", timeout_s=0.2).ended
             assert ended.timed_out
 
     asyncio.run(main())
 
 
-def test_a_program_that_is_cancelled_is_killed_with_all_it_started(wall: str) -> None:
+def test_a_program_that_is_cancelled_is_killed_with_all_it_started(isolation: str) -> None:
     async def main() -> None:
-        async with opened(wall) as box:
-            talk = Talk(box, "/bin/sh", "-c", "sleep 1000 & echo $$ $!; wait")
+        async with opened(isolation) as sandbox:
+            talk = Talk(sandbox, "/bin/sh", "-c", "sleep 1000 & echo $$ $!; wait")
             await talk.until(4)
             talk.ended.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await talk.ended
             for pid in talk.heard.decode().split():
-                while not (await box.exec(["test", "-d", f"/proc/{pid}"], timeout_s=30)).exit_code:
+                while not (
+                    await sandbox.exec(["test", "-d", f"/proc/{pid}"], timeout_s=30)
+                ).exit_code:
                     await asyncio.sleep(0.02)  # the test's timeout ends the wait
 
     asyncio.run(main())
 
 
-def test_the_end_of_the_box_is_the_end_of_its_programs(wall: str) -> None:
+def test_the_end_of_the_sandbox_is_the_end_of_its_programs(isolation: str) -> None:
     async def main() -> None:
-        async with opened(wall) as box:
-            talk = Talk(box, "cat")
+        async with opened(isolation) as sandbox:
+            talk = Talk(sandbox, "cat")
             await asyncio.sleep(0)
             assert talk.write is not None
             talk.write(b"x")

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.sandbox_walls import EACH_WALL, HELD, MIB, missing, opened
+from support.sandbox_types import EACH_SANDBOX_TYPE, HELD, MIB, missing, opened
 
-from rollart_sandboxes import base as boxes
+from rollart_sandboxes import base as sandboxes
 from rollart_sandboxes.inside.snapshots import Packing, Restoring
 
 MAKE = """
@@ -48,38 +48,38 @@ PYTHON = "/usr/bin/python3"
 TEMPORARY = {"process": "other", "bubblewrap": "/tmp", "docker": "/tmp"}
 
 
-@pytest.fixture(params=EACH_WALL)
-def wall(request) -> str:
+@pytest.fixture(params=EACH_SANDBOX_TYPE)
+def isolation(request) -> str:
     if why := missing(request.param):
         pytest.skip(why)
     return request.param
 
 
-async def shell(box, text: str) -> str:
-    result = await box.exec(["/bin/sh", "-c", text], timeout_s=60)
+async def shell(sandbox, text: str) -> str:
+    result = await sandbox.exec(["/bin/sh", "-c", text], timeout_s=60)
     return (result.stdout + result.stderr).decode()
 
 
-async def shown(box) -> list[str]:
+async def shown(sandbox) -> list[str]:
     """Return all there is of every path; reading it changes its change time."""
-    result = await box.exec([PYTHON, "-c", SHOW], timeout_s=60)
+    result = await sandbox.exec([PYTHON, "-c", SHOW], timeout_s=60)
     assert (result.exit_code, result.stderr) == (0, b"")
     return result.stdout.decode().splitlines()
 
 
 @asynccontextmanager
-async def repository(wall: str, **options):
+async def repository(isolation: str, **options):
     """Give a box with a repository and its snapshot."""
-    async with opened(wall, env={"T": TEMPORARY[wall]}, **options) as box:
-        assert await shell(box, MAKE) == ""
-        yield box, await box.snapshot()
+    async with opened(isolation, env={"T": TEMPORARY[isolation]}, **options) as sandbox:
+        assert await shell(sandbox, MAKE) == ""
+        yield sandbox, await sandbox.snapshot()
 
 
 @pytest.fixture
 def sent(monkeypatch) -> list[int]:
     """How many bytes of archives go into boxes, call by call."""
     counts: list[int] = []
-    pieces_of = boxes._pieces_of
+    pieces_of = sandboxes._pieces_of
 
     async def counted(path, spans):
         counts.append(0)
@@ -87,7 +87,7 @@ def sent(monkeypatch) -> list[int]:
             counts[-1] += len(piece)
             yield piece
 
-    monkeypatch.setattr(boxes, "_pieces_of", counted)
+    monkeypatch.setattr(sandboxes, "_pieces_of", counted)
     return counts
 
 
@@ -144,19 +144,19 @@ def test_whatever_was_done_is_undone(held) -> None:
         pytest.skip(why)
 
     async def main() -> None:
-        async with repository(held) as (box, snapshot):
-            await box.restore(snapshot)
-            before = await shown(box)
-            await box.restore(snapshot)
-            assert await shown(box) == before
+        async with repository(held) as (sandbox, snapshot):
+            await sandbox.restore(snapshot)
+            before = await shown(sandbox)
+            await sandbox.restore(snapshot)
+            assert await shown(sandbox) == before
             attacks = {name: ["/bin/sh", "-c", attack] for name, attack in ATTACKS.items()}
             attacks |= {name: [PYTHON, "-c", program] for name, program in PROGRAMS.items()}
             for name, attack in attacks.items():
-                await box.restore(snapshot)
-                told = await box.exec(attack, timeout_s=60)
+                await sandbox.restore(snapshot)
+                told = await sandbox.exec(attack, timeout_s=60)
                 assert told.exit_code == 0 or name not in PROGRAMS, told.stderr
-                await box.restore(snapshot)
-                assert await shown(box) == before, name
+                await sandbox.restore(snapshot)
+                assert await shown(sandbox) == before, name
 
     asyncio.run(main())
 
@@ -174,23 +174,23 @@ def test_a_write_within_the_tick_of_the_clock_shows(tmp_path) -> None:
         path.write_bytes(b"old")
 
 
-def test_a_page_that_was_read_before_it_was_written_is_brought_back(wall, sent) -> None:
+def test_a_page_that_was_read_before_it_was_written_is_brought_back(isolation, sent) -> None:
     """On tmpfs a mapping's page, once read, is written without setting the file's times."""
     program = MAPPED.format(path="data")
 
     async def main() -> None:
-        async with opened(wall) as box:
-            await box.write_file("data", b"A" * 8192)
-            await box.exec(["ln", "data", "linked"], timeout_s=30)
-            snapshot = await box.snapshot()
+        async with opened(isolation) as sandbox:
+            await sandbox.write_file("data", b"A" * 8192)
+            await sandbox.exec(["ln", "data", "linked"], timeout_s=30)
+            snapshot = await sandbox.snapshot()
             for _ in range(2):  # what was brought back is noted as well
-                await box.exec([PYTHON, "-c", program], timeout_s=30)
-                assert (await box.read_file("linked")).endswith(b"AXYZ")
-                await box.restore(snapshot)
-                assert await box.read_file("data") == b"A" * 8192
-                assert await shell(box, "test data -ef linked && echo same") == "same\n"
+                await sandbox.exec([PYTHON, "-c", program], timeout_s=30)
+                assert (await sandbox.read_file("linked")).endswith(b"AXYZ")
+                await sandbox.restore(snapshot)
+                assert await sandbox.read_file("data") == b"A" * 8192
+                assert await shell(sandbox, "test data -ef linked && echo same") == "same\n"
             assert len(sent) == 2
-            await box.restore(snapshot)
+            await sandbox.restore(snapshot)
             assert len(sent) == 2
 
     asyncio.run(main())
@@ -202,43 +202,43 @@ def test_a_link_to_what_was_moved_away_and_written_through_a_mapping_is_brought_
     program = MAPPED.format(path="one/deep/data")
 
     async def main() -> None:
-        async with opened("bubblewrap") as box:
-            await box.write_file("one/deep/data", b"A" * 8192)
-            await shell(box, "mkdir a b; ln one/deep/data b/linked")
-            snapshot = await box.snapshot()
-            await box.exec([PYTHON, "-c", program], timeout_s=30)
-            assert await shell(box, "mv one/deep a") == ""
-            await box.restore(snapshot)
+        async with opened("bubblewrap") as sandbox:
+            await sandbox.write_file("one/deep/data", b"A" * 8192)
+            await shell(sandbox, "mkdir a b; ln one/deep/data b/linked")
+            snapshot = await sandbox.snapshot()
+            await sandbox.exec([PYTHON, "-c", program], timeout_s=30)
+            assert await shell(sandbox, "mv one/deep a") == ""
+            await sandbox.restore(snapshot)
             for path in ("b/linked", "one/deep/data"):
-                assert await box.read_file(path) == b"A" * 8192
+                assert await sandbox.read_file(path) == b"A" * 8192
 
     asyncio.run(main())
 
 
-def test_only_what_changed_is_unpacked(wall, sent) -> None:
+def test_only_what_changed_is_unpacked(isolation, sent) -> None:
     inodes = "find . -type f -exec stat -c '%i %z %n' {} + | sort"
 
     async def main() -> None:
-        async with repository(wall) as (box, snapshot):
-            whole = (box._snapshots / f"{snapshot}.archive").stat().st_size
+        async with repository(isolation) as (sandbox, snapshot):
+            whole = (sandbox._snapshots / f"{snapshot}.archive").stat().st_size
             assert whole < 200_000  # holes are not packed
-            before = await shell(box, inodes)
-            await box.restore(snapshot)
+            before = await shell(sandbox, inodes)
+            await sandbox.restore(snapshot)
             assert sent == []
-            await shell(box, "echo x > src/f3; rm src/pipe; touch new")
-            await box.restore(snapshot)
+            await shell(sandbox, "echo x > src/f3; rm src/pipe; touch new")
+            await sandbox.restore(snapshot)
             assert len(sent) == 1
             assert 0 < sent[0] < 300
-            after = await shell(box, inodes)
+            after = await shell(sandbox, inodes)
             changed = set(before.splitlines()) ^ set(after.splitlines())
             assert {line.split()[-1] for line in changed} == {"./src/f3"}
-            await box.restore(snapshot)
+            await sandbox.restore(snapshot)
             assert len(sent) == 1
 
     asyncio.run(main())
 
 
-def test_what_ran_at_the_snapshot_is_not_trusted_to_be_unchanged(wall, sent) -> None:
+def test_what_ran_at_the_snapshot_is_not_trusted_to_be_unchanged(isolation, sent) -> None:
     """A mapping made before changes its file without changing the file's times."""
     writer = """
 import mmap, os, time
@@ -252,41 +252,41 @@ time.sleep(1000)
 """
 
     async def main() -> None:
-        async with opened(wall) as box:
-            await box.write_file("file", b"?" * 5000)
-            task = asyncio.create_task(box.exec([PYTHON, "-c", writer], timeout_s=1000))
-            await shell(box, "while [ ! -e ready ]; do :; done")
-            snapshot = await box.snapshot()
-            await shell(box, "touch go; while [ ! -e written ]; do :; done")
-            assert (await box.read_file("file"))[:2] == b"B?"
-            await box.restore(snapshot)
+        async with opened(isolation) as sandbox:
+            await sandbox.write_file("file", b"?" * 5000)
+            task = asyncio.create_task(sandbox.exec([PYTHON, "-c", writer], timeout_s=1000))
+            await shell(sandbox, "while [ ! -e ready ]; do :; done")
+            snapshot = await sandbox.snapshot()
+            await shell(sandbox, "touch go; while [ ! -e written ]; do :; done")
+            assert (await sandbox.read_file("file"))[:2] == b"B?"
+            await sandbox.restore(snapshot)
             assert (await task).exit_code == 137
-            assert (await box.read_file("file"))[:2] == b"A?"
+            assert (await sandbox.read_file("file"))[:2] == b"A?"
             assert len(sent) == 1
-            await box.restore(snapshot)
+            await sandbox.restore(snapshot)
             assert len(sent) == 1
 
     asyncio.run(main())
 
 
-def test_nothing_of_the_old_episode_runs_on(wall) -> None:
+def test_nothing_of_the_old_episode_runs_on(isolation) -> None:
     async def main() -> None:
-        async with repository(wall) as (box, snapshot):
+        async with repository(isolation) as (sandbox, snapshot):
             command = (
                 "exec 3>held; setsid sleep 1000 & (setsid -f sleep 1000); echo > up; sleep 1000"
             )
-            old = asyncio.create_task(box.exec(["/bin/sh", "-c", command], timeout_s=1000))
-            await shell(box, "while [ ! -s up ]; do :; done")
-            await box.restore(snapshot)
+            old = asyncio.create_task(sandbox.exec(["/bin/sh", "-c", command], timeout_s=1000))
+            await shell(sandbox, "while [ ! -s up ]; do :; done")
+            await sandbox.restore(snapshot)
             assert (await old).exit_code == 137
-            agents = Path(f"/proc/{box.agent_pid}/task/{box.agent_pid}/children")
+            agents = Path(f"/proc/{sandbox.agent_pid}/task/{sandbox.agent_pid}/children")
             assert agents.read_text().split() == []
-            assert await shell(box, "ls held up 2>&1 | grep -c 'No such'") == "2\n"
+            assert await shell(sandbox, "ls held up 2>&1 | grep -c 'No such'") == "2\n"
 
     asyncio.run(main())
 
 
-def test_a_forwarded_socket_lives_as_long_as_it_is_in_the_tree(wall) -> None:
+def test_a_forwarded_socket_lives_as_long_as_it_is_in_the_tree(isolation) -> None:
     connect = (
         "import socket,sys\ns=socket.socket(socket.AF_UNIX)\n"
         "try: s.connect(sys.argv[1]); print(s.recv(9))\n"
@@ -301,27 +301,27 @@ def test_a_forwarded_socket_lives_as_long_as_it_is_in_the_tree(wall) -> None:
     async def main() -> None:
         server = await asyncio.start_server(greet, "127.0.0.1", 0)
         target = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server, opened(wall) as box:
-            await box.forward("kept", target)
-            snapshot = await box.snapshot()
-            await box.forward("new", target)
-            await box.restore(snapshot)
+        async with server, opened(isolation) as sandbox:
+            await sandbox.forward("kept", target)
+            snapshot = await sandbox.snapshot()
+            await sandbox.forward("new", target)
+            await sandbox.restore(snapshot)
             said = [
-                (await box.exec([PYTHON, "-c", connect, name], timeout_s=30)).stdout
+                (await sandbox.exec([PYTHON, "-c", connect, name], timeout_s=30)).stdout
                 for name in ("kept", "new")
             ]
             assert said == [b"b'hello'\n", b"FileNotFoundError\n"]
-            await box.forward("new", target)
+            await sandbox.forward("new", target)
 
     asyncio.run(main())
 
 
-def test_a_restore_that_finds_no_room_tries_in_empty_folders(wall, monkeypatch) -> None:
+def test_a_restore_that_finds_no_capacity_tries_in_empty_folders(isolation, monkeypatch) -> None:
     async def main() -> None:
-        async with repository(wall) as (box, snapshot):
-            before = await shown(box)
-            await box.restore(snapshot)
-            call, wholes = box._connection.call, []
+        async with repository(isolation) as (sandbox, snapshot):
+            before = await shown(sandbox)
+            await sandbox.restore(snapshot)
+            call, wholes = sandbox._connection.call, []
 
             async def failing(op, *args, **more):
                 if op == "rewind":
@@ -330,25 +330,25 @@ def test_a_restore_that_finds_no_room_tries_in_empty_folders(wall, monkeypatch) 
                     raise OSError(28, "no space")
                 return await call(op, *args, **more)
 
-            monkeypatch.setattr(box._connection, "call", failing)
-            await shell(box, "echo x > src/f3")
-            restoring = asyncio.create_task(box.restore(snapshot))
+            monkeypatch.setattr(sandbox._connection, "call", failing)
+            await shell(sandbox, "echo x > src/f3")
+            restoring = asyncio.create_task(sandbox.restore(snapshot))
             await restoring
             assert wholes == [False, True]
-            assert await shown(box) == before
+            assert await shown(sandbox) == before
 
     asyncio.run(main())
 
 
-def test_no_command_runs_in_a_half_restored_box(wall, monkeypatch) -> None:
+def test_no_command_runs_in_a_half_restored_sandbox(isolation, monkeypatch) -> None:
     async def main() -> None:
-        async with repository(wall) as (box, snapshot):
-            await shell(box, "echo x > src/f3")
-            await box._connection.call("rewind", name=snapshot, whole=False)
+        async with repository(isolation) as (sandbox, snapshot):
+            await shell(sandbox, "echo x > src/f3")
+            await sandbox._connection.call("rewind", name=snapshot, whole=False)
             with pytest.raises(OSError, match="being restored"):
-                await box.exec(["true"], timeout_s=30)
-            await box.restore(snapshot)
-            assert await shell(box, "cat src/f3") == "text 3\n"
+                await sandbox.exec(["true"], timeout_s=30)
+            await sandbox.restore(snapshot)
+            assert await shell(sandbox, "cat src/f3") == "text 3\n"
 
     asyncio.run(main())
 
@@ -359,24 +359,24 @@ def test_a_full_disk_is_brought_back(held) -> None:
         pytest.skip(why)
 
     async def main() -> None:
-        async with repository(held, disk_bytes=8 * MIB) as (box, snapshot):
-            before = await shown(box)
-            await box.restore(snapshot)
-            await shell(box, "rm -rf src; head -c 99000000 /dev/zero > big; rm -rf .git")
-            await box.restore(snapshot)
-            assert await shown(box) == before
+        async with repository(held, disk_bytes=8 * MIB) as (sandbox, snapshot):
+            before = await shown(sandbox)
+            await sandbox.restore(snapshot)
+            await shell(sandbox, "rm -rf src; head -c 99000000 /dev/zero > big; rm -rf .git")
+            await sandbox.restore(snapshot)
+            assert await shown(sandbox) == before
 
     asyncio.run(main())
 
 
-def test_a_reset_of_what_is_unchanged_sends_nothing(wall, sent) -> None:
+def test_a_reset_of_what_is_unchanged_sends_nothing(isolation, sent) -> None:
     async def main() -> None:
-        async with opened(wall) as box:
+        async with opened(isolation) as sandbox:
             many = "mkdir d$i; for j in $(seq 25); do echo $i $j > d$i/f$j; done"
-            await shell(box, f"for i in $(seq 40); do {many}; done")
-            snapshot = await box.snapshot()
+            await shell(sandbox, f"for i in $(seq 40); do {many}; done")
+            snapshot = await sandbox.snapshot()
             for _ in range(10):  # about 0.01 s each
-                await box.restore(snapshot)
+                await sandbox.restore(snapshot)
             assert sent == []
 
     asyncio.run(main())

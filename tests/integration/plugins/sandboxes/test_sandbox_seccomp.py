@@ -10,7 +10,7 @@ import platform
 from types import SimpleNamespace
 
 import pytest
-from support.sandbox_walls import missing, opened
+from support.sandbox_types import missing, opened
 
 from rollart_core.errors import SandboxFailure
 from rollart_sandboxes import bubblewrap, seccomp
@@ -36,8 +36,8 @@ def run(argv: list[str], **options: object) -> SimpleNamespace:
     """Return what a program in a box gave."""
 
     async def main() -> SimpleNamespace:
-        async with opened("bubblewrap", **options) as box:
-            result = await box.exec(argv, timeout_s=120)
+        async with opened("bubblewrap", **options) as sandbox:
+            result = await sandbox.exec(argv, timeout_s=120)
             said = SimpleNamespace(code=result.exit_code, out=result.stdout.decode())
             said.err = result.stderr.decode()
             return said
@@ -107,7 +107,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(
     assert (said.code, int(said.out)) == (0, -errno.ENOSYS)
 
 
-def test_every_process_of_the_box_is_filtered() -> None:
+def test_every_process_of_the_sandbox_is_filtered() -> None:
     said = run(["/bin/sh", "-c", "sh -c 'grep Seccomp: /proc/self/status /proc/1/status'"])
     assert [line.split()[-1] for line in said.out.splitlines()] == ["2", "2"]
 
@@ -146,18 +146,18 @@ print("done")
 """
 
     async def main() -> None:
-        async with opened("bubblewrap", num_pids=128) as box:
+        async with opened("bubblewrap", num_pids=128) as sandbox:
             # A file, for processes that multiprocessing spawns import it.
             guarded = work.replace("\n", "\n    ")
-            await box.write_file("work.py", f"if __name__ == '__main__':{guarded}".encode())
-            python = await box.exec(["/usr/bin/python3", "work.py"], timeout_s=120)
+            await sandbox.write_file("work.py", f"if __name__ == '__main__':{guarded}".encode())
+            python = await sandbox.exec(["/usr/bin/python3", "work.py"], timeout_s=120)
             assert (python.exit_code, python.stdout) == (0, b"done\n"), python.stderr
             commands = (
                 "set -e; git init -q a; cd a; git config user.email a@b; git config user.name a; "
                 "echo x > f; git add f; git commit -qm f; git gc -q; git clone -q . ../b; "
                 "git -C ../b log --oneline | wc -l; seq 9 | sort -rn | xargs -P 4 -n 1 echo | wc -l"
             )
-            git = await box.exec(["/bin/sh", "-c", commands], timeout_s=120)
+            git = await sandbox.exec(["/bin/sh", "-c", commands], timeout_s=120)
             assert (git.exit_code, git.stdout.split()) == (0, [b"1", b"9"]), git.stderr
 
     asyncio.run(main())
@@ -168,12 +168,12 @@ def test_pytest_runs_as_before() -> None:
     folder = os.path.dirname(os.path.dirname(pytest.__file__))
 
     async def main() -> None:
-        async with opened("bubblewrap", ro_binds=[folder], env={"PYTHONPATH": folder}) as box:
-            await box.write_file(
+        async with opened("bubblewrap", ro_binds=[folder], env={"PYTHONPATH": folder}) as sandbox:
+            await sandbox.write_file(
                 "test_a.py", b"def test_a(tmp_path):\n    assert tmp_path.is_dir()\n"
             )
             command = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-            result = await box.exec(command, timeout_s=120)
+            result = await sandbox.exec(command, timeout_s=120)
             assert (result.exit_code, b"1 passed" in result.stdout) == (0, True), result.stdout
 
     asyncio.run(main())

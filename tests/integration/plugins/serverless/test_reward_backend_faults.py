@@ -14,7 +14,7 @@ from aiohttp import web
 from support.marks_reward import Marks
 from support.pace import until
 from support.processes import wait_gone
-from support.sandbox_walls import no_bubblewrap
+from support.sandbox_types import no_bubblewrap
 
 from rollart_core.config.runtime import RayRuntime
 from rollart_core.contracts.reward import RewardCall, RewardRef, RewardRequest, RewardResult

@@ -307,7 +307,7 @@ def test_a_name_without_an_owner_is_a_hub_id_where_the_cache_has_it(
     assert load("", "model=gpt2").model == ModelPath(path="gpt2")
 
 
-def test_a_row_has_room_for_more_than_the_answer(load: Load) -> None:
+def test_a_row_has_capacity_for_more_than_the_answer(load: Load) -> None:
     (line,) = refused(load, "rollout: {max_context_tokens: 4, max_new_tokens: 4}")
     assert "rollout.max_context_tokens: 4 tokens must hold prompt and answer" in line
     assert load("rollout: {max_context_tokens: 5, max_new_tokens: 4}").rollout.max_new_tokens == 4

@@ -88,7 +88,7 @@ def test_the_default_has_about_700_thousand_parameters():
     assert all(np.isfinite(w).all() for w in weights.values())
 
 
-def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):
+def test_a_vocabulary_without_capacity_for_the_bytes_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="vocab_size: 100 given"):
         new_model(tmp_path, SMALL.model_copy(update={"vocab_size": 100}), TEXTS, 0)
 

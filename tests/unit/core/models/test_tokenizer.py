@@ -38,7 +38,7 @@ def test_the_template_of_the_tokenizer_config_is_used(tmp_path):
     assert load_tokenizer(tmp_path).template.source == CHATML
 
 
-def test_the_fingerprint_tells_tokenizers_apart(tmp_path):
+def test_the_fingerprint_notifies_tokenizers_apart(tmp_path):
     same, other = tokenizer_with("ours"), tokenizer_with("chatml")
     assert same.fingerprint != other.fingerprint
     write_tokenizer(tmp_path, train_tokenizer(TEXTS, 300).to_str(), CHATML, "<|end|>")

@@ -93,7 +93,7 @@ def test_what_is_no_call_is_an_error_that_says_why(name, arguments):
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_templates_show_tools_and_calls_and_tell_their_format(name):
+def test_templates_show_tools_and_calls_and_notify_their_format(name):
     template = tool_tokenizer(name).template
     assert template.shows_tools
     assert detect_tool_format(template.source) == name

@@ -55,14 +55,14 @@ def test_of_one_class_and_of_last_ones_the_newest_leaves() -> None:
 
 def test_an_engine_that_still_answers_is_closed_when_the_run_ends_meanwhile() -> None:
     made: list[ScriptedEngine] = []
-    rooms = Reservations()
+    reservations = Reservations()
 
     def new_engine(index: int) -> ScriptedEngine:
         made.append(ScriptedEngine(latency_s=60.0))
         return made[-1]
 
     async def scale() -> None:
-        engines = EngineSet(new_engine, rooms, load_limit_s=60.0)
+        engines = EngineSet(new_engine, reservations, load_limit_s=60.0)
         await engines.start(2)
         requests = [GenerateRequest(str(i), [1], 4, session_id=str(i)) for i in range(2)]
         answers = [asyncio.ensure_future(engines.router.generate(r)) for r in requests]
@@ -79,7 +79,7 @@ def test_an_engine_that_still_answers_is_closed_when_the_run_ends_meanwhile() ->
 
     run_virtual(scale())
     assert all(engine.num_calls["close"] for engine in made)
-    assert rooms.freed == [1]
+    assert reservations.freed == [1]
 
 
 def test_an_engine_whose_end_is_cut_off_is_ended_with_the_others() -> None:

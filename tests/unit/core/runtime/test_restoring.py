@@ -25,7 +25,7 @@ class NeverBack:
 def phase_with(trainer: NeverBack) -> Any:
     """Return a phase that trains, as far as a restart of the trainer has to do with it."""
     phase: Any = object.__new__(TrainPhase)
-    recorder = SimpleNamespace(event=lambda *_: None, tell=lambda *_: None)
+    recorder = SimpleNamespace(event=lambda *_: None, notify=lambda *_: None)
     phase._deps = SimpleNamespace(trainer=trainer, recorder=recorder)
     phase._restarts = Restarts(3, 600.0)
     phase._controller = phase._restoring = phase._failure = None

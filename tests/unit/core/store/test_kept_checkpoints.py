@@ -107,7 +107,7 @@ class Run:
         self.trainer = Trainer()
         self.said: list[str] = []
         self.recorder = RunRecorder(resolve_run(self.config), folder, NobodyWatches())
-        self.recorder.tell = self.said.append  # type: ignore[method-assign]
+        self.recorder.notify = self.said.append  # type: ignore[method-assign]
         self.recorder.start()
         source = TaskSource("env", "train", 5, 0)
         self.recorder.plan(CheckpointPlan(self.trainer.call, source))

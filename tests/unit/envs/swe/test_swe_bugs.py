@@ -206,7 +206,7 @@ PATCH = """\
 """
 
 
-def test_a_statement_tells_of_failures_and_not_of_the_patch() -> None:
+def test_a_statement_notifies_of_failures_and_not_of_the_patch() -> None:
     failures = {
         "t.py::TestBox::test_area_of_two": Failed(
             "AssertionError: assert 5 == 6\n +  where 5 = <function area at 0x7f00deadbeef>(2, 3)\n"

@@ -114,7 +114,7 @@ def test_restoring_checks_out_what_was_there_and_removes_what_is_made():
     assert restore_commands("", "abc1234") == ()
 
 
-def box_that_takes(works):
+def sandbox_that_takes(works):
     """A box in which only the command ``works`` applies a patch."""
 
     def apply(argv, files, stdin):
@@ -127,22 +127,22 @@ def box_that_takes(works):
 @pytest.mark.parametrize("num_tried", [1, 2, 3])
 def test_the_fallbacks_are_tried_in_their_order(num_tried):
     async def scenario():
-        box = box_that_takes(APPLIERS[num_tried - 1])
-        await box.start()
-        applied = await apply_patch(box, CHANGED, repo_dir="/r", patch_path="/p")
-        return box, applied
+        sandbox = sandbox_that_takes(APPLIERS[num_tried - 1])
+        await sandbox.start()
+        applied = await apply_patch(sandbox, CHANGED, repo_dir="/r", patch_path="/p")
+        return sandbox, applied
 
-    box, applied = run(scenario())
+    sandbox, applied = run(scenario())
     assert (applied.ok, applied.how) == (True, " ".join(APPLIERS[num_tried - 1]))
-    assert box.calls == [(*command, "/p") for command in APPLIERS[:num_tried]]
-    assert box.files["/p"] == CHANGED.encode()
+    assert sandbox.calls == [(*command, "/p") for command in APPLIERS[:num_tried]]
+    assert sandbox.files["/p"] == CHANGED.encode()
 
 
 def test_a_patch_that_nothing_takes_is_empty_or_leaves_the_tree():
     async def scenario(patch):
-        box = box_that_takes(())
-        await box.start()
-        return await apply_patch(box, patch, repo_dir="/r", patch_path="/p"), box.calls
+        sandbox = sandbox_that_takes(())
+        await sandbox.start()
+        return await apply_patch(sandbox, patch, repo_dir="/r", patch_path="/p"), sandbox.calls
 
     refused, calls = run(scenario(CHANGED))
     assert (refused.ok, len(calls), "does not apply" in refused.log) == (False, 3, True)
@@ -158,9 +158,9 @@ def test_extraction_leaves_binary_files_out_and_says_when_git_fails():
             out = (CHANGED + BINARY).encode() if "diff" in argv else b""
             return ExecResult(exit_code, out, b"bad object", truncated=truncated)
 
-        box = FakeSandbox({"git": git})
-        await box.start()
-        return await extract_patch(box, repo_dir="/r", base="abc1234", index_path="/i")
+        sandbox = FakeSandbox({"git": git})
+        await sandbox.start()
+        return await extract_patch(sandbox, repo_dir="/r", base="abc1234", index_path="/i")
 
     assert run(scenario(0)) == CHANGED
     with pytest.raises(PatchError, match="bad object"):

@@ -60,7 +60,7 @@ def test_a_prompt_comes_in_between_two_steps():
     assert until_idle(engine) == {"b": pytest.approx(9.0), "a": pytest.approx(13.0)}
 
 
-def test_who_finds_no_room_waits():
+def test_who_finds_no_capacity_waits():
     small = Pool("p", "x", 1, 1e5, 1e3, memory_bytes=10_000)
     model = ModelShape(500, 1, 1, 1, 2)  # 8 bytes of KV a token: room for 1000 tokens
     engine = EngineTime(model, small)

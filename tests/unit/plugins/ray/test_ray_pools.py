@@ -28,7 +28,7 @@ CLUSTER = [
     node("a", CPU=8, GPU=4, accelerator_type__H100=1),
     node("bb", CPU=8, GPU=2, accelerator_type__L4=1),
     node("ccc", CPU=16),
-    node("dddd", CPU=2, box_host=3),
+    node("dddd", CPU=2, sandbox_host=3),
 ]
 
 

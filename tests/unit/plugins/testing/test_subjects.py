@@ -22,9 +22,9 @@ def test_each_check_of_both_kinds_is_one_function_but_for_malformed_actions():
 
 
 @BOTH
-def test_a_folder_that_a_closed_box_leaves_is_found(check, made, tmp_path, monkeypatch):
-    boxes = iter([{}, {"box": [str(tmp_path)]}, {}])
-    monkeypatch.setattr(sandbox_checks, "live_sandboxes_here", lambda: next(boxes))
+def test_a_folder_that_a_closed_sandbox_leaves_is_found(check, made, tmp_path, monkeypatch):
+    sandboxes = iter([{}, {"box": [str(tmp_path)]}, {}])
+    monkeypatch.setattr(sandbox_checks, "live_sandboxes_here", lambda: next(sandboxes))
     (result,) = check(made, only=["no_box_left"])
     assert (result.outcome, result.reason) == (
         CheckOutcome.FAIL,

@@ -271,19 +271,19 @@ def test_refusals_are_typed():
 
 def test_sandbox_files_commands_and_snapshots():
     async def main():
-        box = FakeSandbox(files={"a": b"1"})
+        sandbox = FakeSandbox(files={"a": b"1"})
         with pytest.raises(RuntimeError, match="not up"):
-            await box.exec(["true"], timeout_s=1)
-        await box.start()
-        name = await box.snapshot()
-        await box.write_file("/a", b"2")
-        assert (await box.exec(["cat", "a"], timeout_s=1)).stdout == b"2"
-        await box.restore(name)
-        assert await box.read_file("a") == b"1"
-        assert (await box.exec(["sleep", "9"], timeout_s=1)).timed_out
-        cut = await box.exec(["echo", "long"], timeout_s=1, max_output_bytes=2)
+            await sandbox.exec(["true"], timeout_s=1)
+        await sandbox.start()
+        name = await sandbox.snapshot()
+        await sandbox.write_file("/a", b"2")
+        assert (await sandbox.exec(["cat", "a"], timeout_s=1)).stdout == b"2"
+        await sandbox.restore(name)
+        assert await sandbox.read_file("a") == b"1"
+        assert (await sandbox.exec(["sleep", "9"], timeout_s=1)).timed_out
+        cut = await sandbox.exec(["echo", "long"], timeout_s=1, max_output_bytes=2)
         assert (cut.stdout, cut.truncated) == (b"lo", True)
-        assert (await box.exec(["nope"], timeout_s=1)).exit_code == 127
+        assert (await sandbox.exec(["nope"], timeout_s=1)).exit_code == 127
 
     asyncio.run(main())
 

@@ -17,35 +17,35 @@ HERE = Machine(8 * GIB, 4 * GIB, num_cpus=2, num_running=1)
 NOW = 1000.0
 
 
-def box(**facts: object) -> SandboxRecord:
+def sandbox(**facts: object) -> SandboxRecord:
     told = {"name": "a", "sandbox": "w", "owner": "1:1", "opened_at": 900.0, "ready_at": 900.0}
     return SandboxRecord(**{**told, "reserve_bytes": 256 * MIB, **facts})
 
 
 def obstacle(
-    *boxes: SandboxRecord, here: Machine = HERE, needs: SandboxNeeds = NEEDS, waited_s=0.0
+    *sandboxes: SandboxRecord, here: Machine = HERE, needs: SandboxNeeds = NEEDS, waited_s=0.0
 ) -> str:
-    return decide(needs, here, boxes, NOW).obstacle(waited_s)
+    return decide(needs, here, sandboxes, NOW).obstacle(waited_s)
 
 
-def test_an_empty_machine_has_room() -> None:
+def test_an_empty_machine_has_capacity() -> None:
     assert obstacle() == ""
 
 
-def test_what_young_boxes_are_expected_to_use_is_taken() -> None:
+def test_what_young_sandboxes_are_expected_to_use_is_taken() -> None:
     tight = replace(HERE, available_bytes=int(0.8 * GIB) + 500 * MIB)  # a tenth stays free
-    young, old = box(ready_at=NOW - SETTLE_S + 1), box(ready_at=NOW - SETTLE_S - 1)
+    young, old = sandbox(ready_at=NOW - SETTLE_S + 1), sandbox(ready_at=NOW - SETTLE_S - 1)
     assert obstacle(here=tight) == ""
     assert obstacle(old, old, here=tight) == ""
     assert "needs 256 MiB" in obstacle(young, here=tight)
-    assert "needs 256 MiB" in obstacle(box(ready_at=None), here=tight)
+    assert "needs 256 MiB" in obstacle(sandbox(ready_at=None), here=tight)
     assert obstacle(replace(young, is_orphan=True), here=tight) == ""
 
 
-def test_what_a_box_uses_is_read_from_its_cgroup(tmp_path: Path) -> None:
+def test_what_a_sandbox_uses_is_read_from_its_cgroup(tmp_path: Path) -> None:
     tight = replace(HERE, available_bytes=int(0.8 * GIB) + 500 * MIB)
     used = tmp_path / "memory.current"
-    grows = box(left={"cgroup": (str(tmp_path),)})
+    grows = sandbox(left={"cgroup": (str(tmp_path),)})
     used.write_text(f"{10 * MIB}\n")
     assert "needs 256 MiB" in obstacle(grows, here=tight)  # 246 MiB to come, however old it is
     used.write_text(f"{200 * MIB}\n")
@@ -58,16 +58,16 @@ def test_a_gigabyte_at_most_stays_free() -> None:
     assert decide(NEEDS, Machine(64 * GIB, 64 * GIB, 8, 0), [], NOW).kept_bytes == GIB
 
 
-def test_so_many_boxes_and_starts() -> None:
-    assert obstacle(*[box()] * 7) == ""
-    assert "there are 8 sandboxes, of at most 8" in obstacle(*[box()] * 8)
-    assert "2 sandboxes are starting" in obstacle(*[box(ready_at=None)] * 2)
+def test_so_many_sandboxes_and_starts() -> None:
+    assert obstacle(*[sandbox()] * 7) == ""
+    assert "there are 8 sandboxes, of at most 8" in obstacle(*[sandbox()] * 8)
+    assert "2 sandboxes are starting" in obstacle(*[sandbox(ready_at=None)] * 2)
 
 
-def test_a_busy_machine_delays_a_box_and_does_not_refuse_it() -> None:
+def test_a_busy_machine_delays_a_sandbox_and_does_not_refuse_it() -> None:
     busy = replace(HERE, num_running=17)
-    assert "17 threads are ready to run on 2 CPUs" in obstacle(box(), here=busy)
-    assert obstacle(box(), here=busy, waited_s=BUSY_WAIT_S) == ""
+    assert "17 threads are ready to run on 2 CPUs" in obstacle(sandbox(), here=busy)
+    assert obstacle(sandbox(), here=busy, waited_s=BUSY_WAIT_S) == ""
     assert obstacle(here=busy) == ""  # no box of ours would be the reason
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.pace import scaled, until, wait_until
 from support.processes import is_running, wait_gone
-from support.sandbox_walls import EACH_WALL, IN_DOCKER, MIB, missing, no_bubblewrap
+from support.sandbox_types import EACH_SANDBOX_TYPE, IN_DOCKER, MIB, missing, no_bubblewrap
 from typer.testing import CliRunner
 
 from rollart_core.errors import ConfigError, SandboxFailure
@@ -73,8 +73,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert list(scratch.iterdir()) == []
 
 
-@pytest.fixture(params=EACH_WALL)
-def wall(request: pytest.FixtureRequest) -> dict[str, object]:
+@pytest.fixture(params=EACH_SANDBOX_TYPE)
+def isolation(request: pytest.FixtureRequest) -> dict[str, object]:
     if why := missing(request.param):
         pytest.skip(why)
     return {"id": request.param, **OPTIONS[request.param]}
@@ -91,101 +91,101 @@ def records() -> list[SandboxRecord]:
     return asyncio.run(live_sandboxes(LiveSandboxes()))
 
 
-def pool_of(boxes: SandboxSource) -> Any:
-    return source._here.pools[source._key(boxes)]
+def pool_of(sandboxes: SandboxSource) -> Any:
+    return source._here.pools[source._key(sandboxes)]
 
 
-def on_boxes_loop(work: Callable[[], Awaitable[None]]) -> None:
+def on_sandbox_loop(work: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         await work()
 
     loop.run(main())
 
 
-def test_no_box_is_given_out_twice(wall) -> None:
+def test_no_sandbox_is_given_out_twice(isolation) -> None:
     async def work() -> None:
-        boxes = sandbox_source(wall, {"warm": 2})
+        sandboxes = sandbox_source(isolation, {"warm": 2})
         seen = set()
         for _ in range(4):
-            box = await boxes.take()
-            ls = await box.exec(["ls", "-A"], timeout_s=30)
+            sandbox = await sandboxes.take()
+            ls = await sandbox.exec(["ls", "-A"], timeout_s=30)
             assert ls.stdout == b""
-            await box.write_file("mine", b"x")
-            assert box not in seen
-            seen.add(box)
-            await boxes.give_back(box)
-        await boxes.close()
+            await sandbox.write_file("mine", b"x")
+            assert sandbox not in seen
+            seen.add(sandbox)
+            await sandboxes.give_back(sandbox)
+        await sandboxes.close()
 
-    on_boxes_loop(work)
+    on_sandbox_loop(work)
 
 
-def test_the_stock_is_refilled_and_a_box_from_it_is_there_at_once(bubblewrap) -> None:
+def test_the_stock_is_refilled_and_a_sandbox_from_it_is_there_at_once(bubblewrap) -> None:
     async def work() -> None:
-        boxes = sandbox_source({**bubblewrap, "memory_bytes": 128 * MIB}, {"warm": 2})
-        first = await boxes.take()
-        pool = pool_of(boxes)
+        sandboxes = sandbox_source({**bubblewrap, "memory_bytes": 128 * MIB}, {"warm": 2})
+        first = await sandboxes.take()
+        pool = pool_of(sandboxes)
         await until(lambda: pool.num_warm == 2, "two warm boxes")
         waiting = [r for r in await live_sandboxes(LiveSandboxes()) if r.is_idle]
         assert len(waiting) == 2
         assert {r.reserve_bytes for r in waiting} == {128 * MIB}
         assert {r.ttl_s for r in waiting} == {3900.0}  # it may wait, and lives as long after that
-        second = await boxes.take()
+        second = await sandboxes.take()
         assert second.line.path.stem in {r.name for r in waiting}
         assert not any(
             r.is_idle for r in await live_sandboxes(LiveSandboxes()) if r.name == name(second)
         )
         await until(lambda: pool.num_warm == 2, "two warm boxes")
         assert len(await live_sandboxes(LiveSandboxes())) == 4
-        await asyncio.gather(boxes.give_back(first), boxes.give_back(second))
+        await asyncio.gather(sandboxes.give_back(first), sandboxes.give_back(second))
         await until(lambda: pool.num_warm == 2, "two warm boxes")
-        await boxes.close()
+        await sandboxes.close()
         assert await live_sandboxes(LiveSandboxes()) == []
 
-    on_boxes_loop(work)
+    on_sandbox_loop(work)
 
 
-def name(box: Any) -> str:
-    stem: str = box.line.path.stem
+def name(sandbox: Any) -> str:
+    stem: str = sandbox.line.path.stem
     return stem
 
 
-def test_a_warm_box_is_given_out_only_where_the_needs_are_the_same(bubblewrap) -> None:
+def test_a_warm_sandbox_is_given_out_only_where_the_needs_are_the_same(bubblewrap) -> None:
     seen = "/etc/hostname"
 
     async def work() -> None:
-        boxes = sandbox_source(bubblewrap, {"warm": 1})
-        await boxes.give_back(await boxes.take())
-        pool = pool_of(boxes)
+        sandboxes = sandbox_source(bubblewrap, {"warm": 1})
+        await sandboxes.give_back(await sandboxes.take())
+        pool = pool_of(sandboxes)
         await until(lambda: pool.num_warm == 1, "a warm box")
-        box = await boxes.take(ro_binds=[seen])
-        assert await box.read_file(seen) == Path(seen).read_bytes()
+        sandbox = await sandboxes.take(ro_binds=[seen])
+        assert await sandbox.read_file(seen) == Path(seen).read_bytes()
         await until(lambda: pool.num_warm == 1, "a warm box")  # the stock follows the needs
-        again = await boxes.take(ro_binds=[seen])
+        again = await sandboxes.take(ro_binds=[seen])
         assert await again.read_file(seen) == Path(seen).read_bytes()
-        await asyncio.gather(boxes.give_back(box), boxes.give_back(again))
-        await boxes.close()
+        await asyncio.gather(sandboxes.give_back(sandbox), sandboxes.give_back(again))
+        await sandboxes.close()
 
-    on_boxes_loop(work)
+    on_sandbox_loop(work)
 
 
-def test_a_warm_box_that_died_is_not_given_out(bubblewrap) -> None:
+def test_a_warm_sandbox_that_died_is_not_given_out(bubblewrap) -> None:
     async def work() -> None:
-        boxes = sandbox_source(bubblewrap, {"warm": 1})
-        await boxes.give_back(await boxes.take())
-        pool = pool_of(boxes)
+        sandboxes = sandbox_source(bubblewrap, {"warm": 1})
+        await sandboxes.give_back(await sandboxes.take())
+        pool = pool_of(sandboxes)
         await until(lambda: pool.num_warm == 1, "a warm box")
-        os.kill(pool._stock[0].box.agent_pid, signal.SIGKILL)
-        box = await boxes.take()
-        assert (await box.exec(["echo", "ok"], timeout_s=30)).stdout == b"ok\n"
-        await boxes.give_back(box)
-        await boxes.close()
+        os.kill(pool._stock[0].sandbox.agent_pid, signal.SIGKILL)
+        sandbox = await sandboxes.take()
+        assert (await sandbox.exec(["echo", "ok"], timeout_s=30)).stdout == b"ok\n"
+        await sandboxes.give_back(sandbox)
+        await sandboxes.close()
 
-    on_boxes_loop(work)
+    on_sandbox_loop(work)
 
 
-def test_environments_of_one_kind_share_a_stock_until_the_last_is_closed(wall) -> None:
+def test_environments_of_one_kind_share_a_stock_until_the_last_is_closed(isolation) -> None:
     async def work() -> None:
-        one, other = sandbox_source(wall, {"warm": 1}), sandbox_source(wall, {"warm": 1})
+        one, other = sandbox_source(isolation, {"warm": 1}), sandbox_source(isolation, {"warm": 1})
         await one.give_back(await one.take())
         await other.give_back(await other.take())
         assert pool_of(one) is pool_of(other)
@@ -196,7 +196,7 @@ def test_environments_of_one_kind_share_a_stock_until_the_last_is_closed(wall) -
         await other.give_back(await other.take())
         await other.close()
 
-    on_boxes_loop(work)
+    on_sandbox_loop(work)
 
 
 @pytest.mark.parametrize(
@@ -207,47 +207,49 @@ def test_environments_of_one_kind_share_a_stock_until_the_last_is_closed(wall) -
         ({}, {"no_such": 1}, ConfigError, "no_such: unknown key"),
     ],
 )
-def test_a_start_that_fails_gives_its_room_back(bubblewrap, options, needs, error, said) -> None:
+def test_a_start_that_fails_gives_its_capacity_back(
+    bubblewrap, options, needs, error, said
+) -> None:
     async def work() -> None:
-        boxes = sandbox_source({**bubblewrap, **options}, {"warm": 1})
+        sandboxes = sandbox_source({**bubblewrap, **options}, {"warm": 1})
         with pytest.raises(error, match=said):
-            await boxes.take(**needs)
+            await sandboxes.take(**needs)
         assert await live_sandboxes(LiveSandboxes()) == []
 
-    on_boxes_loop(work)
+    on_sandbox_loop(work)
 
 
-def test_a_take_that_is_cancelled_gives_its_room_back(wall) -> None:
+def test_a_take_that_is_cancelled_gives_its_capacity_back(isolation) -> None:
     async def work() -> None:
-        boxes = sandbox_source(wall, {"max_sandboxes": 1})
+        sandboxes = sandbox_source(isolation, {"max_sandboxes": 1})
         for delay_s in (0, 0.005, 0.01, 0.02, 0.04, 0.08):  # before, in, and after the start
-            taking = asyncio.create_task(boxes.take())
+            taking = asyncio.create_task(sandboxes.take())
             await asyncio.sleep(delay_s)
             taking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await boxes.give_back(await taking)
-        await boxes.give_back(await boxes.take())
+                await sandboxes.give_back(await taking)
+        await sandboxes.give_back(await sandboxes.take())
         assert await live_sandboxes(LiveSandboxes()) == []
 
-    on_boxes_loop(work)
+    on_sandbox_loop(work)
 
 
-def test_boxes_wait_for_one_another(wall) -> None:
+def test_sandboxes_wait_for_one_another(isolation) -> None:
     async def work() -> None:
-        boxes = sandbox_source(wall, {"max_sandboxes": 2, "wait_s": 110})
+        sandboxes = sandbox_source(isolation, {"max_sandboxes": 2, "wait_s": 110})
         most = 0
 
         async def episode() -> None:
             nonlocal most
-            box = await boxes.take()
+            sandbox = await sandboxes.take()
             most = max(most, len(await live_sandboxes(LiveSandboxes())))
-            assert (await box.exec(["true"], timeout_s=30)).exit_code == 0
-            await boxes.give_back(box)
+            assert (await sandbox.exec(["true"], timeout_s=30)).exit_code == 0
+            await sandboxes.give_back(sandbox)
 
         await asyncio.gather(*(episode() for _ in range(8)))
         assert most == 2
 
-    on_boxes_loop(work)
+    on_sandbox_loop(work)
 
 
 @contextlib.contextmanager
@@ -265,40 +267,40 @@ def owner(
         process.communicate()
 
 
-def test_processes_share_the_room_of_the_machine(wall) -> None:
+def test_processes_share_the_capacity_of_the_machine(isolation) -> None:
     async def work() -> None:
         with pytest.raises(SandboxFailure, match="there are 1 sandboxes, of at most 1"):
-            await sandbox_source(wall, {"max_sandboxes": 1, "wait_s": 0.2}).take()
-        patient = sandbox_source(wall, {"max_sandboxes": 1, "wait_s": 60})
+            await sandbox_source(isolation, {"max_sandboxes": 1, "wait_s": 0.2}).take()
+        patient = sandbox_source(isolation, {"max_sandboxes": 1, "wait_s": 60})
         waiting = asyncio.create_task(patient.take())
         await until(LiveSandboxes().someone_waits, "one that waits")
         process.kill()
-        box = await waiting  # the room of a process that is gone is free
-        await box.close()
-        box.line.close()
+        sandbox = await waiting  # the room of a process that is gone is free
+        await sandbox.close()
+        sandbox.line.close()
 
-    with owner(wall, {}) as (process, _):
-        on_boxes_loop(work)
+    with owner(isolation, {}) as (process, _):
+        on_sandbox_loop(work)
         asyncio.run(collect_garbage(LiveSandboxes()))
 
 
-def test_a_warm_stock_makes_room_for_another_process(bubblewrap) -> None:
+def test_a_warm_stock_makes_capacity_for_another_process(bubblewrap) -> None:
     async def work() -> None:
         assert len(await live_sandboxes(LiveSandboxes())) == 3
-        boxes = sandbox_source(bubblewrap, {"max_sandboxes": 2, "wait_s": 60})
-        box = await boxes.take()
+        sandboxes = sandbox_source(bubblewrap, {"max_sandboxes": 2, "wait_s": 60})
+        sandbox = await sandboxes.take()
         assert not any(r.is_idle for r in await live_sandboxes(LiveSandboxes()))
-        await boxes.give_back(box)
+        await sandboxes.give_back(sandbox)
 
     with owner(bubblewrap, {"warm": 2}) as (process, _):
-        on_boxes_loop(work)
+        on_sandbox_loop(work)
         process.kill()
         process.wait()
         asyncio.run(collect_garbage(LiveSandboxes()))
 
 
-def test_what_a_killed_owner_leaves_is_found_and_removed(wall, tmp_path) -> None:
-    with owner(wall, {"warm": 1}) as (process, agent):
+def test_what_a_killed_owner_leaves_is_found_and_removed(isolation, tmp_path) -> None:
+    with owner(isolation, {"warm": 1}) as (process, agent):
         left = [what for r in records() for kinds in r.left.values() for what in kinds]
         paths = [Path(what) for what in left if what.startswith("/")]
         assert len([p for p in paths if "snapshots" in p.name and p.is_dir()]) == 1
@@ -306,7 +308,7 @@ def test_what_a_killed_owner_leaves_is_found_and_removed(wall, tmp_path) -> None
         process.wait()
         assert [r.is_orphan for r in records()] == [True, True]
         listed = CliRunner().invoke(app, ["list", "--json"])
-        assert [b["state"] for b in json.loads(listed.stdout)["boxes"]] == ["orphan"] * 2
+        assert [b["state"] for b in json.loads(listed.stdout)["sandboxes"]] == ["orphan"] * 2
         done = CliRunner().invoke(app, ["gc", "--json"])
         assert (done.exit_code, len(json.loads(done.stdout)["removed"])) == (0, 2)
     assert [p for p in paths if p.exists()] == []
@@ -314,19 +316,19 @@ def test_what_a_killed_owner_leaves_is_found_and_removed(wall, tmp_path) -> None
     wait_gone(agent)
 
 
-def test_the_first_box_of_a_process_reaps_what_others_left(wall) -> None:
-    with owner(wall, {}) as (process, _):
+def test_the_first_sandbox_of_a_process_reaps_what_others_left(isolation) -> None:
+    with owner(isolation, {}) as (process, _):
         process.kill()
         process.wait()
     assert [r.is_orphan for r in records()] == [True]
 
     async def work() -> None:
-        boxes = sandbox_source(wall)
-        box = await boxes.take()
-        assert [r.name for r in await live_sandboxes(LiveSandboxes())] == [name(box)]
-        await boxes.give_back(box)
+        sandboxes = sandbox_source(isolation)
+        sandbox = await sandboxes.take()
+        assert [r.name for r in await live_sandboxes(LiveSandboxes())] == [name(sandbox)]
+        await sandboxes.give_back(sandbox)
 
-    on_boxes_loop(work)
+    on_sandbox_loop(work)
 
 
 def test_commands_that_outlive_a_killed_owner_and_agent_are_killed() -> None:
@@ -384,14 +386,14 @@ def children(pid: int) -> list[int]:
     ["pass", "raise SystemExit(3)", "raise KeyboardInterrupt", "1 / 0"],
     ids=["end", "exit", "ctrl-c", "error"],
 )
-def test_nothing_is_left_when_an_owner_ends(wall, then) -> None:
+def test_nothing_is_left_when_an_owner_ends(isolation, then) -> None:
     quiet = f"sys.stderr = open(os.devnull, 'w')\n{then}"
-    with owner(wall, {"warm": 1}, then=quiet) as (process, _):
+    with owner(isolation, {"warm": 1}, then=quiet) as (process, _):
         process.wait(scaled(60))
     assert records() == []
 
 
-def test_a_fork_does_not_hold_the_boxes_of_its_parent(bubblewrap) -> None:
+def test_a_fork_does_not_hold_the_sandboxes_of_its_parent(bubblewrap) -> None:
     # The child says who it is: only then has it let go of what it inherited.
     then = "if not os.fork():\n    print(os.getpid(), flush=True)\ntime.sleep(1000)\n"
     with owner(bubblewrap, {}, then=then) as (process, _):
@@ -407,25 +409,25 @@ def test_a_fork_does_not_hold_the_boxes_of_its_parent(bubblewrap) -> None:
         asyncio.run(collect_garbage(LiveSandboxes()))
 
 
-def test_a_box_that_cannot_be_closed_is_left_to_the_reaper(bubblewrap, monkeypatch) -> None:
+def test_a_sandbox_that_cannot_be_closed_is_left_to_the_reaper(bubblewrap, monkeypatch) -> None:
     async def work() -> None:
-        boxes = sandbox_source(bubblewrap)
-        box = await boxes.take()
-        close = box.close
+        sandboxes = sandbox_source(bubblewrap)
+        sandbox = await sandboxes.take()
+        close = sandbox.close
 
         async def broken() -> None:
             raise OSError("no")
 
-        monkeypatch.setattr(box, "close", broken)
-        await boxes.give_back(box)
+        monkeypatch.setattr(sandbox, "close", broken)
+        await sandboxes.give_back(sandbox)
         assert [r.is_orphan for r in await live_sandboxes(LiveSandboxes())] == [True]
         await close()
         assert len((await collect_garbage(LiveSandboxes())).removed) == 1
 
-    on_boxes_loop(work)
+    on_sandbox_loop(work)
 
 
-def test_doctor_starts_a_real_box(bubblewrap) -> None:
+def test_doctor_starts_a_real_sandbox(bubblewrap) -> None:
     done = CliRunner().invoke(app, ["doctor", "bubblewrap", "--json"])
     said = json.loads(done.stdout)
     assert (done.exit_code, said["works"]) == (0, True)
@@ -442,7 +444,7 @@ def test_doctor_of_a_machine_without_bubblewrap(monkeypatch) -> None:
     assert "apt-get install bubblewrap" in " ".join(done.stdout.split())
 
 
-def test_a_wall_that_only_trusts_is_not_enough_for_the_doctor(monkeypatch) -> None:
+def test_a_isolation_that_only_trusts_is_not_enough_for_the_doctor(monkeypatch) -> None:
     monkeypatch.setattr("rollart_sandboxes.pool.doctor.walls", lambda: ["process"])
     done = CliRunner().invoke(app, ["doctor", "--json"])
     said = json.loads(done.stdout)

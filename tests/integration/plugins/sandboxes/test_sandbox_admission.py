@@ -52,7 +52,7 @@ def run(folder: Path, free: int, work: Callable[..., Coroutine[Any, Any, None]])
     asyncio.run(work(ledger, Admission(ledger, here), here))
 
 
-def test_a_box_takes_room_and_gives_it_back(tmp_path: Path) -> None:
+def test_a_sandbox_takes_capacity_and_gives_it_back(tmp_path: Path) -> None:
     async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         first = await way.admit(request(), nothing)
         (record,) = await live_sandboxes(ledger)
@@ -75,7 +75,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)  # the test's timeout ends the wait
 
 
-def test_no_room_is_told_with_its_figures(tmp_path: Path) -> None:
+def test_no_capacity_is_told_with_its_figures(tmp_path: Path) -> None:
     async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         held = await way.admit(request(), nothing)
         for _ in range(2):
@@ -154,7 +154,7 @@ def test_a_waiter_that_was_killed_holds_up_nobody(tmp_path: Path) -> None:
     run(tmp_path, 0, work)
 
 
-def test_warm_boxes_make_room(tmp_path: Path) -> None:
+def test_warm_sandboxes_make_capacity(tmp_path: Path) -> None:
     async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         warm = await way.admit(request(), nothing)
 
@@ -166,12 +166,12 @@ def test_warm_boxes_make_room(tmp_path: Path) -> None:
     run(tmp_path, GIB, work)
 
 
-def test_the_record_of_a_box_survives_a_crash_in_a_write(tmp_path: Path) -> None:
+def test_the_record_of_a_sandbox_survives_a_crash_in_a_write(tmp_path: Path) -> None:
     async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:
         line = await way.admit(request(), nothing)
         line.leaves("folder", "/tmp/rollart-x")
         line.leaves("folder", "/tmp/rollart-y")
-        line.tell(ready_at=5.0, no_such_fact=1)
+        line.notify(ready_at=5.0, no_such_fact=1)
         with line.path.open("a") as file:
             file.write('{"left": ["folder", "/tmp/roll')
         (record,) = await live_sandboxes(ledger)
@@ -197,7 +197,7 @@ def test_a_ledger_that_is_not_yours_alone_is_refused(tmp_path: Path) -> None:
     run(tmp_path, GIB, work)
 
 
-def test_an_orphan_is_reaped_and_a_live_box_is_not(tmp_path: Path) -> None:
+def test_an_orphan_is_reaped_and_a_live_sandbox_is_not(tmp_path: Path) -> None:
     kept, lost, foreign = (tmp_path / name for name in ("rollart-a", "rollart-b", "mine"))
 
     async def work(ledger: LiveSandboxes, way: Admission, here: FakeMachine) -> None:

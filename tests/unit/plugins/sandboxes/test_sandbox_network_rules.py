@@ -74,7 +74,7 @@ def test_which_addresses_are_public(address, public) -> None:
     assert network.public(ipaddress.ip_address(address)) is public
 
 
-def test_an_environment_that_needs_the_network_is_not_put_in_a_box_that_has_none() -> None:
+def test_an_environment_that_needs_the_network_is_not_put_in_a_sandbox_that_has_none() -> None:
     said = {"spec": {"network": True}}
     with pytest.raises(ConfigError, match="a/B-v1 needs the network, and its sandbox has none"):
         describe._read("a/B-v1", said, Isolation(kind="bubblewrap"), {})

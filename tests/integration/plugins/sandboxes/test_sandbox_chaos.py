@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.busy_box import TURNS
-from support.sandbox_walls import HELD, IN_DOCKER, missing
+from support.busy_sandbox import TURNS
+from support.sandbox_types import HELD, IN_DOCKER, missing
 
 from rollart_core.config.model import NewModel
 from rollart_core.contracts.reward import RewardRequest, RewardResult
@@ -38,12 +38,12 @@ from rollart_sandboxes.pool.gc import Reaped, collect_garbage, collect_garbage_i
 from rollart_sandboxes.pool.live import FOLDER_VARIABLE, LiveSandboxes, live_sandboxes
 from rollart_testing import FakeEnv, ScriptedEngine
 
-ENV = "support.busy_box:BusyBox"
+ENV = "support.busy_sandbox:BusySandbox"
 OF_THIS_TEST = "ROLLART_TEST_CHAOS"
 
 
 @pytest.fixture(params=HELD)
-def wall(request) -> str:
+def isolation(request) -> str:
     if why := missing(request.param):
         pytest.skip(why)
     return request.param
@@ -119,13 +119,13 @@ def tokenizer(folder: Path) -> ChatTokenizer:
     return load_tokenizer(new_model(str(folder), spec, FakeEnv().corpus(), seed=0))
 
 
-async def episode_parts(wall: str, envs: EnvPool, words: ChatTokenizer) -> EpisodeDependencies:
+async def episode_parts(isolation: str, envs: EnvPool, words: ChatTokenizer) -> EpisodeDependencies:
     async def score(request: RewardRequest) -> RewardResult:
         return RewardResult(request.env_return)
 
     engine = ScriptedEngine(record=False)
     await engine.start()
-    sandbox = {"id": wall, **(IN_DOCKER if wall == "docker" else {})}
+    sandbox = {"id": isolation, **(IN_DOCKER if isolation == "docker" else {})}
     return EpisodeDependencies(
         env=EnvRef(ENV, {"sandbox": sandbox, "pool": {"warm": 2, "wait_s": 300}}),
         envs=envs,
@@ -145,11 +145,13 @@ async def episode_parts(wall: str, envs: EnvPool, words: ChatTokenizer) -> Episo
     )
 
 
-async def episodes(wall: str, killer: Killer, words: ChatTokenizer, num_batches: int) -> NoTrainer:
+async def episodes(
+    isolation: str, killer: Killer, words: ChatTokenizer, num_batches: int
+) -> NoTrainer:
     """Run that many batches of five groups of four."""
     envs = EnvPool(killer.start_worker, num_workers=1)
     await envs.start()
-    parts = await episode_parts(wall, envs, words)
+    parts = await episode_parts(isolation, envs, words)
     trainer = NoTrainer()
     policy = SchedulePolicy(
         groups_per_batch=5,
@@ -175,14 +177,14 @@ async def episodes(wall: str, killer: Killer, words: ChatTokenizer, num_batches:
         await controller.run(RunStarted())
     finally:
         await envs.close()
-        await collect_garbage_in_background(wall)  # as a run does at its end
+        await collect_garbage_in_background(isolation)  # as a run does at its end
     return trainer
 
 
-def check(wall: str, scratch: Path, num_batches: int, kill_at: list[int]) -> None:
+def check(isolation: str, scratch: Path, num_batches: int, kill_at: list[int]) -> None:
     killer = Killer(scratch.parent, list(kill_at))
     words = tokenizer(scratch.parent / "model")
-    trainer = asyncio.run(episodes(wall, killer, words, num_batches))
+    trainer = asyncio.run(episodes(isolation, killer, words, num_batches))
     # What was on both workers that were killed runs in processes of its own from then on.
     assert len(killer.parts) >= 1 + len(kill_at)
     # What was dispatched ended, in a failure with a type or well; no ticket was lost or done twice.
@@ -201,10 +203,10 @@ def check(wall: str, scratch: Path, num_batches: int, kill_at: list[int]) -> Non
     assert not [action for action in killer.lost if isinstance(action, LoseTicket)]
     retried = [number for number in killer.dispatched_count.values() if number > 1]
     assert len(retried) >= len(kill_at)
-    nothing_is_left(wall, scratch)
+    nothing_is_left(isolation, scratch)
 
 
-def nothing_is_left(wall: str, scratch: Path) -> None:
+def nothing_is_left(isolation: str, scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
     assert asyncio.run(live_sandboxes(LiveSandboxes())) == []
     mark = f"{OF_THIS_TEST}={os.environ[OF_THIS_TEST]}".encode()
@@ -212,8 +214,8 @@ def nothing_is_left(wall: str, scratch: Path) -> None:
         with contextlib.suppress(OSError):  # a zombie is no process that runs
             states = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1] for pid in left]
             assert all(state.split()[0] in "ZX" for state in states), left
-    if wall == "docker":
-        assert asyncio.run(collect_garbage(LiveSandboxes(), sweep=[wall])) == Reaped()
+    if isolation == "docker":
+        assert asyncio.run(collect_garbage(LiveSandboxes(), sweep=[isolation])) == Reaped()
 
 
 def bearing(mark: bytes) -> list[int]:
@@ -227,11 +229,11 @@ def bearing(mark: bytes) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_run_whose_worker_is_killed_twice(wall, scratch) -> None:
-    check(wall, scratch, 1, [4, 12])
+def test_a_run_whose_worker_is_killed_twice(isolation, scratch) -> None:
+    check(isolation, scratch, 1, [4, 12])
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_200_episodes_of_a_run_whose_worker_is_killed_twice(wall, scratch) -> None:
-    check(wall, scratch, 10, [40, 120])
+def test_200_episodes_of_a_run_whose_worker_is_killed_twice(isolation, scratch) -> None:
+    check(isolation, scratch, 10, [40, 120])

@@ -11,7 +11,7 @@ TURNS = 3
 _WORK = "setsid -f sleep 1000; head -c 100000 /dev/zero > left; mkdir -p a/b; ln -s / a/root; pwd"
 
 
-class BusyBox(SandboxEnv):
+class BusySandbox(SandboxEnv):
     """Runs a command each turn, snapshots its box at first and resets it at last."""
 
     def __init__(self, sandbox: dict[str, Any], pool: dict[str, Any]) -> None:
@@ -20,19 +20,19 @@ class BusyBox(SandboxEnv):
         self._snapshot = ""
 
     async def begin(self, seed: int | None, options: dict[str, Any]) -> Reset:
-        box = await self.open_sandbox()
-        await box.write_file("task", str(options["task"]).encode())
-        self._snapshot = await box.snapshot()
+        sandbox = await self.open_sandbox()
+        await sandbox.write_file("task", str(options["task"]).encode())
+        self._snapshot = await sandbox.snapshot()
         self._turn = 0
         return "go", {}
 
     async def act(self, action: str) -> Step:
-        assert self._box is not None
-        done = await self._box.exec(["/bin/sh", "-c", _WORK], timeout_s=60)
+        assert self._sandbox is not None
+        done = await self._sandbox.exec(["/bin/sh", "-c", _WORK], timeout_s=60)
         assert done.exit_code == 0
         self._turn += 1
         if self._turn < TURNS:
             return "on", 0.0, False, False, {}
-        await self._box.restore(self._snapshot)
-        listed = await self._box.exec(["ls", "-A"], timeout_s=60)
+        await self._sandbox.restore(self._snapshot)
+        listed = await self._sandbox.exec(["ls", "-A"], timeout_s=60)
         return "done", float(listed.stdout == b"task\n"), True, False, {}

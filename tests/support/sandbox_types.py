@@ -34,28 +34,30 @@ MAKERS: dict[str, Callable[..., AgentSandbox]] = {
     "bubblewrap": lambda **options: BubblewrapSandbox(**{**_IN_TIME, **options}),
     "docker": lambda **options: DockerSandbox(**{**IN_DOCKER, **options}),
 }
-WALLS = {wall: MAKERS[wall] for wall in ("process", "bubblewrap")}
+ISOLATIONS = {isolation: MAKERS[isolation] for isolation in ("process", "bubblewrap")}
 """Those that need no engine."""
 HELD = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
 """Walls that hold something, as parameters of a test."""
-EACH_WALL = ["process", *HELD]
+EACH_SANDBOX_TYPE = ["process", *HELD]
 
 
 @cache
-def missing(wall: str) -> str:
+def missing(isolation: str) -> str:
     """Why a wall does not work here; empty where it does."""
 
     async def attempt() -> None:
-        if wall == "docker":  # with engine and image a box has to come up
+        if isolation == "docker":  # with engine and image a box has to come up
             await docker_host.image(Engine(), DockerConfig(**IN_DOCKER))
             return
-        async with opened(wall):
+        async with opened(isolation):
             pass
 
     try:
         asyncio.run(attempt())
     except SandboxFailure as e:
-        remedy = " (`tests/docker/engine up` makes engine and image)" if wall == "docker" else ""
+        remedy = (
+            " (`tests/docker/engine up` makes engine and image)" if isolation == "docker" else ""
+        )
         return f"{e}{remedy}"
     return ""
 
@@ -71,11 +73,11 @@ def no_docker() -> str:
 
 
 @asynccontextmanager
-async def opened(wall: str, **options: object) -> AsyncIterator[AgentSandbox]:
+async def opened(isolation: str, **options: object) -> AsyncIterator[AgentSandbox]:
     """Give a box that is up, and take it down."""
-    box = MAKERS[wall](**options)
-    await box.start()
+    sandbox = MAKERS[isolation](**options)
+    await sandbox.start()
     try:
-        yield box
+        yield sandbox
     finally:
-        await box.close()
+        await sandbox.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.cgroups import cgroups_of
-from support.sandbox_walls import HELD, IN_DOCKER, missing
+from support.sandbox_types import HELD, IN_DOCKER, missing
 
 from rollart_core.errors import CollateralFailure, WorkerLost
 from rollart_core.rollout.env_pool import EnvPool, EnvWorkerHandle, PhaseTimeouts
@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, object]] = {"bubblewrap": {}, "docker": dict(IN_DOC
 
 
 @pytest.fixture(params=HELD)
-def wall(request: pytest.FixtureRequest) -> str:
+def isolation(request: pytest.FixtureRequest) -> str:
     if why := missing(request.param):
         pytest.skip(why)
     return str(request.param)
@@ -49,10 +49,10 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 class Episodes:
     """Episodes over env workers that are processes."""
 
-    def __init__(self, wall: str, num_tickets: int, logs: Path) -> None:
+    def __init__(self, isolation: str, num_tickets: int, logs: Path) -> None:
         self._logs = logs
         self._parts: list[WorkerProcess] = []
-        sandbox = {"id": wall, **OPTIONS[wall]}
+        sandbox = {"id": isolation, **OPTIONS[isolation]}
         pool = {"warm": 2, "max_sandboxes": 24, "wait_s": 300}
         self.env = EnvRef(ENV, {"sandbox": sandbox, "pool": pool})
         self._book = FunctionRepairEnv(sandbox="bubblewrap")._book
@@ -111,12 +111,12 @@ class Episodes:
             assert (last.done, last.reward) == (True, 1.0)
 
 
-def run(wall: str, scratch: Path, num_tickets: int, kill_at: list[int]) -> Episodes:
-    episodes = Episodes(wall, num_tickets, scratch.parent)
+def run(isolation: str, scratch: Path, num_tickets: int, kill_at: list[int]) -> Episodes:
+    episodes = Episodes(isolation, num_tickets, scratch.parent)
 
     async def work() -> None:
         await episodes.run(kill_at)
-        await collect_garbage_in_background(wall)  # as a run does at its end
+        await collect_garbage_in_background(isolation)  # as a run does at its end
 
     asyncio.run(work())
     return episodes
@@ -124,30 +124,30 @@ def run(wall: str, scratch: Path, num_tickets: int, kill_at: list[int]) -> Episo
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_200_episodes_whose_worker_is_killed_twice(wall, scratch) -> None:
-    all_are_done_and_nothing_is_left(wall, scratch, 200, [40, 120])
+def test_200_episodes_whose_worker_is_killed_twice(isolation, scratch) -> None:
+    all_are_done_and_nothing_is_left(isolation, scratch, 200, [40, 120])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_episodes_whose_worker_is_killed_twice(wall, scratch) -> None:
-    all_are_done_and_nothing_is_left(wall, scratch, 24, [6, 14])
+def test_episodes_whose_worker_is_killed_twice(isolation, scratch) -> None:
+    all_are_done_and_nothing_is_left(isolation, scratch, 24, [6, 14])
 
 
 def all_are_done_and_nothing_is_left(
-    wall: str, scratch: Path, num_tickets: int, kill_at: list[int]
+    isolation: str, scratch: Path, num_tickets: int, kill_at: list[int]
 ) -> None:
-    episodes = run(wall, scratch, num_tickets, kill_at)
+    episodes = run(isolation, scratch, num_tickets, kill_at)
     assert len(episodes._parts) == 1 + len(kill_at)
     assert episodes.num_retried >= len(kill_at)
-    nothing_is_left(episodes, wall, scratch)
+    nothing_is_left(episodes, isolation, scratch)
 
 
-def nothing_is_left(episodes: Episodes, wall: str, scratch: Path) -> None:
+def nothing_is_left(episodes: Episodes, isolation: str, scratch: Path) -> None:
     assert sorted(episodes.done) == list(range(episodes.num_tickets))
     assert list(scratch.iterdir()) == []
     assert asyncio.run(live_sandboxes(LiveSandboxes())) == []
     workers = [part._process.pid for part in episodes._parts if part._process]
     assert [cgroup for pid in workers for cgroup in cgroups_of(pid)] == []
-    if wall == "docker":
-        assert asyncio.run(collect_garbage(LiveSandboxes(), sweep=[wall])) == Reaped()
+    if isolation == "docker":
+        assert asyncio.run(collect_garbage(LiveSandboxes(), sweep=[isolation])) == Reaped()
