@@ -26,7 +26,7 @@ _HERE = "rollart_core.cli"
 COMMANDS: dict[str, Command] = {
     "run": Command(
         f"{_HERE}.run:run",
-        "Train a policy with a config file.",
+        "Train a policy as a config file describes.",
         "rollart run examples/hello.yaml trainer.lr=1e-4",
     ),
     "eval": Command(
