@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rollart_core.config.validation.consistency import model_path_fault
+from rollart_core.contracts.tool_format import ToolFormat
 from rollart_core.errors import ConfigError, first_line
 from rollart_core.models.chat_template import ChatTemplate, TemplateRefusal
-from rollart_core.models.tool_calls import ToolFormat, detect_tool_format
+from rollart_core.models.tool_calls import detect_tool_format
 from rollart_core.types import Message, ToolSpec
 
 _CACHED_CHARS = 8192
@@ -69,10 +70,11 @@ class ChatTokenizer:
         """Return the text. Bytes that are not valid UTF-8 become U+FFFD."""
         return self._decode(token_ids, skip_special_tokens)
 
-    @property
+    @cached_property
     def tool_format(self) -> ToolFormat | None:
-        """The format of the model's tool calls, from its template. None if unknown."""
-        return detect_tool_format(self.template.source)
+        """The format of the calls that the template renders. None if no plugin reads it."""
+        stops = [self.decode([token]) for token in self.stop_token_ids]
+        return detect_tool_format(self.template, stops, lambda text: len(self.encode(text)) == 1)
 
     @cached_property
     def stop_text(self) -> str:
