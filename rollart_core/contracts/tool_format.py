@@ -69,6 +69,10 @@ class ToolFormat(ABC):
     def render(self, message: ParsedMessage) -> str:
         """Return the message as a model of the family writes it. ``errors`` are ignored."""
 
+    def call_id(self, name: str, index: int) -> str:
+        """Return the id of a call, for templates that write ids instead of names. Empty: any."""
+        return ""
+
 
 def tool_call(name: str, arguments: str) -> ToolCall:
     """Return a call without an id.

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from rollart_core.contracts.tool_format import ParsedMessage
 from rollart_core.types import Message, ToolSpec
@@ -30,6 +30,20 @@ _PLAIN_NODES = frozenset(
 )
 _PLAIN_NAMES = frozenset(["add_generation_prompt", "bos_token", "eos_token", "messages"])
 _PLAIN_FACTS = frozenset(["role", "content", "first", "last", "index", "index0", "length"])
+
+PROBE: Final = "probe_tool"
+_TEXT: Final = {"type": "string"}
+_VALUES: Final = {
+    "text": _TEXT,
+    "code": _TEXT,
+    "count": {"type": "integer"},
+    "deep": {"type": "object"},
+}
+_SCHEMA: Final = {"type": "object", "properties": _VALUES}
+PROBE_TOOL = ToolSpec(
+    type="function", function={"name": PROBE, "description": PROBE, "parameters": _SCHEMA}
+)
+"""A tool that shows whether and how a template renders tools and calls."""
 
 
 class TemplateRefusal(ValueError):
@@ -111,15 +125,8 @@ class ChatTemplate:
     @cached_property
     def shows_tools(self) -> bool:
         """Whether the template renders tools."""
-        messages = [Message(role="user", content="?")]
-        probe = "probe_of_tools"
-        schema = {"type": "object", "properties": {}}
-        tool = ToolSpec(
-            type="function",
-            function={"name": probe, "description": probe, "parameters": schema},
-        )
         try:
-            return probe in self.render(messages, True, [tool])
+            return PROBE in self.render([Message(role="user", content="?")], True, [PROBE_TOOL])
         except TemplateRefusal:
             return False
 

@@ -52,8 +52,7 @@ class ChatTokenizer:
         self._decode = parts.decode
         self._encode_short = lru_cache(maxsize=8192)(self._encode_tuple)
         self.template = parts.template
-        self.stop_token_ids = parts.stop_token_ids
-        """Tokens that end a turn of the policy. The template writes the first one."""
+        self._own_stops = parts.stop_token_ids
         self.vocab_size = parts.vocab_size
         """Number of tokens. The embedding of the model may be larger."""
         self.fingerprint = parts.fingerprint
@@ -72,9 +71,21 @@ class ChatTokenizer:
 
     @cached_property
     def tool_format(self) -> ToolFormat | None:
-        """The format of the calls that the template renders. None if no plugin reads it."""
-        stops = [self.decode([token]) for token in self.stop_token_ids]
+        """The format of the model's calls. None without tools, or if no plugin reads them."""
+        if not self.template.shows_tools:
+            return None
+        stops = [self.decode([token]) for token in self._own_stops]
         return detect_tool_format(self.template, stops, lambda text: len(self.encode(text)) == 1)
+
+    @cached_property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn of the policy.
+
+        The template writes the first one, or after calls one of the tool format.
+        """
+        stops = self.tool_format.stops if self.tool_format else ()
+        more = [found[0] for stop in stops if len(found := self.encode(stop)) == 1]
+        return tuple(dict.fromkeys([*self._own_stops, *more]))
 
     @cached_property
     def stop_text(self) -> str:

@@ -8,36 +8,27 @@ model family, which is a plugin (:class:`~rollart_core.contracts.tool_format.Too
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rollart_core.contracts.tool_format import BadToolCall, ParsedMessage, ToolFormat, tool_call
-from rollart_core.models.chat_template import ChatTemplate, TemplateRefusal
+from rollart_core.models.chat_template import PROBE, PROBE_TOOL, ChatTemplate, TemplateRefusal
 from rollart_core.plugins import registry
 from rollart_core.types import Message, ToolCall, ToolSpec
 
 UNREADABLE = "unreadable"
 """The name of an invalid call."""
+_MOST_CALLS = 1296
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_PROBE: Final[dict[str, Any]] = {
+_VALUES: Final[dict[str, Any]] = {
     "text": 'a "b" <c> [d]\n{é漢}',
     "code": "007",
     "count": 3,
     "deep": {"list": [1, "two", 0.5], "yes": True},
 }
 """Arguments that show how a template writes each type."""
-_TYPES = {str: "string", int: "integer", dict: "object"}
-_PROBE_TOOL = ToolSpec(
-    type="function",
-    function={
-        "name": "probe_tool",
-        "description": "Probe.",
-        "parameters": {
-            "type": "object",
-            "properties": {name: {"type": _TYPES[type(v)]} for name, v in _PROBE.items()},
-        },
-    },
-)
+_WANTED: Final = json.dumps([(PROBE, _VALUES)], sort_keys=True)
 
 
 def detect_tool_format(
@@ -53,49 +44,40 @@ def detect_tool_format(
         stop_texts: The tokens that end a message of the policy.
         has_token: Whether a text is one token of the tokenizer.
     """
-    try:
-        written = _written(template, stop_texts)
-    except TemplateRefusal:
+    plain = _written(template, stop_texts, call_id(0, 0))
+    if plain is None or not (template.shows_tools or PROBE in plain):
         return None
-    formats = list(_formats())
+    found = registry.others_first("tool_formats")
+    formats: list[ToolFormat] = [registry.build("tool_formats", each.key) for each in found]
     for each in formats:
-        parsed = each.parse(written, [_PROBE_TOOL])
-        found = [
-            (c["function"]["name"], json.loads(c["function"]["arguments"])) for c in parsed.calls
-        ]
-        if json.dumps(found, sort_keys=True) == _WANTED and not parsed.errors:
+        own = each.call_id(PROBE, 0)
+        parsed = each.parse((own and _written(template, stop_texts, own)) or plain, [PROBE_TOOL])
+        calls = [call["function"] for call in parsed.calls]
+        read = [(call["name"], json.loads(call["arguments"])) for call in calls]
+        if json.dumps(read, sort_keys=True) == _WANTED and not parsed.errors:
             return each
-    if "probe_tool" in written or not template.shows_tools:
-        return None
     known = [each for each in formats if each.marks and all(map(has_token, each.marks))]
-    if len(known) != 1:
+    if PROBE in plain or len(known) != 1:
         return None
     template.write_calls = known[0].render
     return known[0]
 
 
-_WANTED = json.dumps([("probe_tool", _PROBE)], sort_keys=True)
-
-
-def _formats() -> Iterator[ToolFormat]:
-    for registered in registry.others_first("tool_formats"):
-        yield registry.build("tool_formats", registered.key)
-
-
-def _written(template: ChatTemplate, stop_texts: Sequence[str]) -> str:
-    """Return the text of a message with a call, as the template renders it."""
+def _written(template: ChatTemplate, stop_texts: Sequence[str], given_id: str) -> str | None:
+    """Return a message with a call as the template renders it. None if it refuses."""
     asked = Message(role="user", content="?")
-    call = tool_call("probe_tool", json.dumps(_PROBE))
-    call["id"] = call_id(0, 0)
+    call = tool_call(PROBE, json.dumps(_VALUES))
+    call["id"] = given_id
     called = Message(role="assistant", content="", tool_calls=[call])
-    whole = template.render([asked, called], tools=[_PROBE_TOOL])
-    for opens in (True, False):  # some templates begin a thought in the prompt only
-        prompt = template.render([asked], opens, [_PROBE_TOOL])
-        if whole.startswith(prompt):
-            whole = whole[len(prompt) :]
-            break
-    end = max(whole.rfind(stop) for stop in stop_texts)
-    return whole[:end] if end >= 0 else whole
+    try:
+        whole = template.render([asked, called], tools=[PROBE_TOOL])
+        prompts = [template.render([asked], opens, [PROBE_TOOL]) for opens in (True, False)]
+    except TemplateRefusal:
+        return None
+    # Some templates begin a thought in the prompt only.
+    written = next((whole[len(p) :] for p in prompts if whole.startswith(p)), whole)
+    end = max(written.rfind(stop) for stop in stop_texts)
+    return written[:end] if end >= 0 else written
 
 
 def parse_message(
@@ -118,8 +100,11 @@ def parse_message(
     thought = tool_format.thought
     opened = thought if thought and prompt.rstrip().endswith(thought) else ""
     parsed = tool_format.parse(opened + text, tools)
-    calls = [ToolCall({**call, "id": call_id(turn, i)}) for i, call in enumerate(parsed.calls)]
-    return ParsedMessage(parsed.content, parsed.reasoning, tuple(calls), parsed.errors)
+    calls = []
+    for index, call in enumerate(parsed.calls):
+        own = tool_format.call_id(call["function"]["name"], turn * _MOST_CALLS + index)
+        calls.append(ToolCall({**call, "id": own or call_id(turn, index)}))
+    return replace(parsed, calls=tuple(calls))
 
 
 def checked_calls(content: str, calls: Sequence[ToolCall]) -> ParsedMessage:
@@ -137,7 +122,7 @@ def checked_calls(content: str, calls: Sequence[ToolCall]) -> ParsedMessage:
 
 def call_id(turn: int, index: int) -> str:
     """Return the id of a call: nine letters and digits, identical in every run."""
-    number, digits = turn * 1296 + index, ""
+    number, digits = turn * _MOST_CALLS + index, ""
     while number or len(digits) < 5:
         number, digit = divmod(number, 36)
         digits = _DIGITS[digit] + digits

@@ -116,9 +116,8 @@ class Conversation:
             EnvironmentFailure: If the policy's chat template cannot render tools, or writes calls
                 in an unknown format.
         """
-        template = self._tokenizer.template
-        if tools and not (template.shows_tools and self._tokenizer.tool_format):
-            what = "calls in a known format" if template.shows_tools else "tools"
+        if tools and self._tokenizer.tool_format is None:
+            what = "calls in a known format" if self._tokenizer.template.shows_tools else "tools"
             message = f"there are tools, but the policy's chat template does not write {what}"
             raise EnvironmentFailure(message, boundary="tools")
         self._tools = tuple(tools)

@@ -7,7 +7,7 @@ parts. Never: contains the marks of one family, or raises because of the text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rollart_core.contracts.tool_format import BadToolCall, ParsedMessage, strict_json, tool_call
@@ -61,6 +61,16 @@ class Found:
         arguments = call.get(key, call.get(other, {}))
         given = arguments if isinstance(arguments, str) else dumps(arguments)
         self.take(call["name"], given, text)
+
+    def take_list(self, text: str) -> None:
+        """Add the calls of a JSON list of objects with a name and arguments."""
+        try:
+            calls = strict_json(text)
+        except FAULTS as e:
+            self.fail(text, f"the tool calls are not valid JSON: {e}")
+            return
+        for call in calls if isinstance(calls, list) else [calls]:
+            self.take_object(call, dumps(call), "arguments")
 
     def message(self) -> ParsedMessage:
         """Return the parsed message. Text around calls is stripped."""
@@ -119,3 +129,9 @@ def dumps(value: object) -> str:
 def function(call: ToolCall) -> tuple[str, str]:
     """Return the name and the arguments (JSON) of a call."""
     return call["function"]["name"], call["function"]["arguments"]
+
+
+def json_list(calls: Sequence[ToolCall]) -> str:
+    """Return calls as a JSON list."""
+    objects = ('{{"name": "{}", "arguments": {}}}'.format(*function(call)) for call in calls)
+    return f"[{', '.join(objects)}]"

@@ -1,12 +1,14 @@
 """Calls that are JSON objects between tags.
 
     Hermes    <tool_call>{"name": "f", "arguments": {...}}</tool_call>
+    Phi-4     <|tool_call|>[{"name": "f", "arguments": {...}}, ...]<|/tool_call|>
 
 Takes: the text of a message. Gives: its parts. Never: repairs JSON.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rollart_core.contracts.tool_format import ParsedMessage, ToolFormat
@@ -16,6 +18,7 @@ from rollart_plugins.tool_formats.parsing import (
     Found,
     function,
     json_end,
+    json_list,
     split_thought,
     with_thought,
 )
@@ -68,3 +71,37 @@ class Hermes(ToolFormat):
 
     def _is_in_call(self, before: str) -> bool:
         return before.rfind(self._opens) > before.rfind(self._closes)
+
+
+class Phi4(ToolFormat):
+    """Phi-4-mini, with a list of calls."""
+
+    marks = ("<|tool_call|>", "<|/tool_call|>")
+    thought = "<think>"
+    _starts = re.compile(r"<\|tool_call\|>|functools(?=\s*\[)")
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
+        """Parse one message. Without special tokens, policies write ``functools`` as the mark."""
+        found = Found('[{"name": "f", "arguments": {"a": 1}}] between the marks of calls')
+        found.reasoning, text = split_thought(text, "<think>", "</think>", self._is_in_call)
+        at = 0
+        while start := self._starts.search(text, at):
+            found.said.append(text[at : start.start()])
+            try:
+                at = json_end(text, start.end())
+            except FAULTS:
+                end = text.find("<|/tool_call|>", start.end())
+                at = end if end >= 0 else len(text)
+            found.take_list(text[start.end() : at].strip())
+            at += len("<|/tool_call|>") * text.startswith("<|/tool_call|>", at)
+        found.said.append(text[at:])
+        return found.message()
+
+    def render(self, message: ParsedMessage) -> str:
+        """Return the message."""
+        calls = json_list(message.calls)
+        block = f"<|tool_call|>{calls}<|/tool_call|>" if message.calls else ""
+        return with_thought(message.reasoning, message.content + block)
+
+    def _is_in_call(self, before: str) -> bool:
+        return bool(self._starts.search(before))
