@@ -15,6 +15,7 @@ from rollart_core.contracts.runtime import RuntimeSpec
 from rollart_core.contracts.sandbox import SandboxSpec
 from rollart_core.contracts.sandbox_service import SandboxServiceSpec
 from rollart_core.contracts.spec import CommandSpec
+from rollart_core.contracts.tool_format import ToolFormatSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.plugins.hookspecs import hookimpl
@@ -79,6 +80,12 @@ def rollart_sandbox_services() -> list[SandboxServiceSpec]:
 def rollart_env_adapters() -> list[EnvAdapterSpec]:
     """Return the built-in adapters of foreign environments."""
     return specs(__package__, "env_adapters")
+
+
+@hookimpl
+def rollart_tool_formats() -> list[ToolFormatSpec]:
+    """Return the built-in tool formats."""
+    return specs(__package__, "tool_formats")
 
 
 _COMMANDS: Final = (

@@ -1,0 +1,72 @@
+"""Calls that are JSON objects without tags.
+
+    Llama 3   {"name": "f", "parameters": {...}}; {...}     optionally after <|python_tag|>
+
+Takes: the text of a message. Gives: its parts. Never: takes other JSON for a call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rollart_core.contracts.tool_format import ParsedMessage, ToolFormat
+from rollart_core.types import ToolSpec
+from rollart_plugins.tool_formats.parsing import (
+    FAULTS,
+    Found,
+    function,
+    json_end,
+    split_thought,
+    with_thought,
+)
+
+BARE_CALL = re.compile(r'\s*\{\s*"(name|type|parameters|function)"')
+"""The start of a call."""
+
+
+class Llama3(ToolFormat):
+    """Llama 3.1 and later."""
+
+    marks = ("<|python_tag|>",)
+    stops = ("<|eom_id|>",)
+    thought = "<think>"
+    _tag = "<|python_tag|>"
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
+        """Parse one message. A message is either text or calls, unless a tag is between them."""
+        found = Found('{"name": "f", "parameters": {"a": 1}}')
+        found.reasoning, text = split_thought(text, "<think>", "</think>", self._is_in_call)
+        before, tag, after = text.partition(self._tag)
+        if not tag and not BARE_CALL.match(text):
+            found.said.append(text)
+            return found.message()
+        found.said.append(before if tag else "")
+        for piece in json_pieces((after if tag else text).strip()):
+            found.take_json(piece, "parameters")
+        return found.message()
+
+    def render(self, message: ParsedMessage) -> str:
+        """Return the message; with text, a tag is before the calls."""
+        calls = "; ".join(
+            f'{{"name": "{name}", "parameters": {arguments}}}'
+            for name, arguments in map(function, message.calls)
+        )
+        tag = self._tag if message.content and calls else ""
+        return with_thought(message.reasoning, f"{message.content}{tag}{calls}")
+
+    def _is_in_call(self, before: str) -> bool:
+        return bool(BARE_CALL.match(before)) or self._tag in before
+
+
+def json_pieces(body: str) -> list[str]:
+    """Return the JSON values of the body. The last piece is the text that is not one."""
+    pieces, at = [], 0
+    while at < len(body):
+        try:
+            end = json_end(body, at)
+        except FAULTS:
+            end = len(body)
+        pieces.append(body[at:end])
+        at = end + len(body[end:]) - len(body[end:].lstrip("; \n\t"))
+    return pieces
