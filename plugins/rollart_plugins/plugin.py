@@ -140,6 +140,11 @@ _COMMANDS: Final = (
         summary="List live sandboxes, remove those of killed runs, and test which types work here.",
     ),
     CommandSpec(
+        name="model",
+        entry_point="rollart_plugins.models.cli:app",
+        summary="Create a small model, or check which parts can train and serve a model.",
+    ),
+    CommandSpec(
         name="build",
         entry_point="rollart_sandboxes.isolation.image:build",
         summary="Build the Docker image for an environment that runs with `isolation: docker`.",

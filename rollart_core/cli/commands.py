@@ -125,8 +125,8 @@ COMMANDS: dict[str, Command] = {
         "rollart build ./acme-maze",
     ),
     "model": Command(
-        f"{_HERE}.model:app",
-        "Create a small model with random weights.",
-        "rollart model new ./my-model --env webshop width=128",
+        None,
+        "Create a small model, or check which parts can train and serve a model.",
+        "rollart model check Qwen/Qwen3-0.6B",
     ),
 }

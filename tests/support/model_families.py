@@ -50,8 +50,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
 """Sizes of architectures that the common sizes do not fit."""
 
 
-def make_model_of(model_type: str):
+def make_model_of(model_type: str, **more: Any):
     """Return a tiny causal LM of a ``model_type`` of transformers, with random weights.
+
+    Args:
+        model_type: A key of transformers' auto classes.
+        more: Fields of the config that replace the common ones.
 
     Raises:
         ValueError: If parts of the model have a fixed size, such as an image encoder.
@@ -64,7 +68,7 @@ def make_model_of(model_type: str):
     sizes = {name: value for name, value in SIZES.items() if hasattr(standard, name)}
     if getattr(standard, "sliding_window", None):
         sizes["sliding_window"] = WINDOW
-    config = kind(**(sizes | SPECIAL.get(model_type, {})))
+    config = kind(**(sizes | SPECIAL.get(model_type, {}) | more))
     with torch.device("meta"):
         size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     if size > LARGEST:

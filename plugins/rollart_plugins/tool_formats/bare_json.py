@@ -7,22 +7,18 @@ Takes: the text of a message. Gives: its parts. Never: takes other JSON for a ca
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from rollart_core.contracts.tool_format import ParsedMessage, ToolFormat
 from rollart_core.types import ToolSpec
 from rollart_plugins.tool_formats.parsing import (
-    FAULTS,
+    BARE_CALL,
     Found,
     function,
-    json_end,
+    json_pieces,
     split_thought,
     with_thought,
 )
-
-BARE_CALL = re.compile(r'\s*\{\s*"(name|type|parameters|function)"')
-"""The start of a call."""
 
 
 class Llama3(ToolFormat):
@@ -57,16 +53,3 @@ class Llama3(ToolFormat):
 
     def _is_in_call(self, before: str) -> bool:
         return bool(BARE_CALL.match(before)) or self._tag in before
-
-
-def json_pieces(body: str) -> list[str]:
-    """Return the JSON values of the body. The last piece is the text that is not one."""
-    pieces, at = [], 0
-    while at < len(body):
-        try:
-            end = json_end(body, at)
-        except FAULTS:
-            end = len(body)
-        pieces.append(body[at:end])
-        at = end + len(body[end:]) - len(body[end:].lstrip("; \n\t"))
-    return pieces

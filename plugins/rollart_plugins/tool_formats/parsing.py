@@ -7,12 +7,15 @@ parts. Never: contains the marks of one family, or raises because of the text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rollart_core.contracts.tool_format import BadToolCall, ParsedMessage, strict_json, tool_call
 from rollart_core.types import ToolCall
 
+BARE_CALL = re.compile(r'\s*\{\s*"(name|type|parameters|function)"')
+"""The start of a call."""
 FAULTS = (ValueError, RecursionError)
 """What reading a value raises."""
 
@@ -135,3 +138,16 @@ def json_list(calls: Sequence[ToolCall]) -> str:
     """Return calls as a JSON list."""
     objects = ('{{"name": "{}", "arguments": {}}}'.format(*function(call)) for call in calls)
     return f"[{', '.join(objects)}]"
+
+
+def json_pieces(body: str) -> list[str]:
+    """Return the JSON values of the body. The last piece is the text that is not one."""
+    pieces, at = [], 0
+    while at < len(body):
+        try:
+            end = json_end(body, at)
+        except FAULTS:
+            end = len(body)
+        pieces.append(body[at:end])
+        at = end + len(body[end:]) - len(body[end:].lstrip("; \n\t"))
+    return pieces

@@ -20,12 +20,13 @@ from typing import Any
 
 from rollart_core.contracts.tool_format import ParsedMessage, ToolFormat
 from rollart_core.types import ToolCall, ToolSpec
-from rollart_plugins.tool_formats.bare_json import BARE_CALL, json_pieces
 from rollart_plugins.tool_formats.parsing import (
+    BARE_CALL,
     FAULTS,
     Found,
     dumps,
     function,
+    json_pieces,
     split_thought,
     with_thought,
 )

@@ -1,5 +1,6 @@
 """Architectures of transformers: packed and padded rows, and the engine's cache."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,13 @@ def test_every_architecture_that_is_packed_may_be() -> None:
                 wrong[model_type] = off
     assert not wrong
     assert tried > 40, tried
+
+
+def test_the_page_lists_the_architectures(repo_root: Path) -> None:
+    page = (repo_root / "docs/reference/models.md").read_text(encoding="utf-8")
+    _, packed_ones, padded_ones = page.partition("\n## Models that")[0].split("\n- **P")
+    assert sorted(re.findall("`([a-z0-9_]+)`", packed_ones)) == sorted(PACKED)
+    assert sorted(re.findall("`([a-z0-9_]+)`", padded_ones)) == sorted(PADDED)
 
 
 def read(runner: HuggingFaceRunner, slot: int, start: int, ids: list[int]) -> torch.Tensor:
