@@ -33,12 +33,9 @@ class Llama3(ToolFormat):
         """Parse one message. A message is either text or calls, unless a tag is between them."""
         found = Found('{"name": "f", "parameters": {"a": 1}}')
         found.reasoning, text = split_thought(text, "<think>", "</think>", self._is_in_call)
-        before, tag, after = text.partition(self._tag)
-        if not tag and not BARE_CALL.match(text):
-            found.said.append(text)
-            return found.message()
-        found.said.append(before if tag else "")
-        for piece in json_pieces((after if tag else text).strip()):
+        before, _, calls = ("", "", text) if BARE_CALL.match(text) else text.partition(self._tag)
+        found.said.append(before)
+        for piece in json_pieces(calls.strip()):
             found.take_json(piece, "parameters")
         return found.message()
 
@@ -51,5 +48,5 @@ class Llama3(ToolFormat):
         tag = self._tag if message.content and calls else ""
         return with_thought(message.reasoning, f"{message.content}{tag}{calls}")
 
-    def _is_in_call(self, before: str) -> bool:
-        return bool(BARE_CALL.match(before)) or self._tag in before
+    def _is_in_call(self, text: str, at: int) -> bool:
+        return bool(BARE_CALL.match(text, 0, at)) or self._tag in text[:at]

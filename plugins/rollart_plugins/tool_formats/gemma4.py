@@ -47,8 +47,8 @@ class Gemma4(ToolFormat):
         thought = f"{self.thought}\n{message.reasoning}\n<channel|>" if message.reasoning else ""
         return thought + message.content + "".join(map(_written, message.calls))
 
-    def _is_in_call(self, before: str) -> bool:
-        return before.rfind(_OPENS) > before.rfind(_CLOSES)
+    def _is_in_call(self, text: str, at: int) -> bool:
+        return text.rfind(_OPENS, 0, at) > text.rfind(_CLOSES, 0, at)
 
 
 def _take(found: Found, text: str) -> int:

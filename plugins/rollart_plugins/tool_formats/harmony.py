@@ -39,7 +39,8 @@ class Harmony(ToolFormat):
             body = text[start:end]
             channel = _CHANNEL.search(head)
             if recipient:
-                found.take(recipient[1], body.strip(), f"{head}{_MESSAGE}{body}")
+                cut = body.strip() or "?"  # without arguments, policies write {}
+                found.take(recipient[1], cut, f"{head}{_MESSAGE}{body}")
             elif channel and channel[1] == "analysis":
                 thoughts.append(body)
             else:

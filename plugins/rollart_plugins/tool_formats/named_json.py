@@ -74,8 +74,8 @@ class Mistral(ToolFormat):
             end = text.find(self._opens, start)
             return end if end >= 0 else len(text)
 
-    def _is_in_call(self, before: str) -> bool:
-        return self._opens in before
+    def _is_in_call(self, text: str, at: int) -> bool:
+        return self._opens in text[:at]
 
 
 class DeepSeekV31(ToolFormat):
@@ -142,8 +142,8 @@ class DeepSeekV31(ToolFormat):
                 found.fail(block, f"the end of the call of {head['name']} is missing")
         return len(block) + (len(self.closes) if end >= 0 else 0)
 
-    def _is_in_call(self, before: str) -> bool:
-        return self.opens in before
+    def _is_in_call(self, text: str, at: int) -> bool:
+        return self.opens in text[:at]
 
 
 class DeepSeekV3(DeepSeekV31):

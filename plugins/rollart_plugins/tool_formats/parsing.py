@@ -84,7 +84,7 @@ class Found:
 
 
 def split_thought(
-    text: str, opens: str, closes: str, is_in_call: Callable[[str], bool]
+    text: str, opens: str, closes: str, is_in_call: Callable[[str, int], bool]
 ) -> tuple[str, str]:
     """Return the reasoning and the rest of a message.
 
@@ -96,12 +96,12 @@ def split_thought(
         text: The message.
         opens: The opening mark.
         closes: The closing mark.
-        is_in_call: Whether a text ends inside a call.
+        is_in_call: Whether a position of the text is inside a call.
     """
     thought, closed, said = text.partition(closes)
     start = thought.lstrip()
     opened = start.startswith(opens)
-    if not (opened or closed) or (not opened and is_in_call(thought)):
+    if not (opened or closed) or (not opened and is_in_call(text, len(thought))):
         return "", text
     while start.startswith(opens):  # a policy may repeat the mark of the prompt
         start = start[len(opens) :].lstrip()

@@ -65,8 +65,8 @@ class Lfm2(ToolFormat):
         block = f"{self.opens}{self.before}{calls}{self.after}{self.closes}" if calls else ""
         return with_thought(message.reasoning, message.content + block)
 
-    def _is_in_call(self, before: str) -> bool:
-        return before.rfind(self.opens) > before.rfind(self.closes)
+    def _is_in_call(self, text: str, at: int) -> bool:
+        return text.rfind(self.opens, 0, at) > text.rfind(self.closes, 0, at)
 
 
 class Olmo3(Lfm2):
@@ -98,20 +98,33 @@ class Llama4(Lfm2):
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """Parse one message. The marks may be around calls, or around text before JSON."""
         found = Found(self.shape)
-        found.reasoning, text = split_thought(text, "<think>", "</think>", self._is_call)
-        said, mark, calls = text.removeprefix("<|python_start|>").partition("<|python_end|>")
-        if self._is_call(said):
-            said, calls = "", f"{said}{calls}"
-        elif not self._is_call(calls):
-            found.said.append(said + calls if mark else text)
-            return found.message()
-        found.said.append(said)
+        found.reasoning, text = split_thought(text, "<think>", "</think>", self._is_in_call)
+        start, end = self.marks
+        body = text.strip().removeprefix(start)
+        said, calls = "", body
+        if not self._is_call(body):
+            said, _, calls = body.partition(end)
         if BARE_CALL.match(calls):
-            for piece in json_pieces(calls.strip()):
+            found.said.append(said)
+            for piece in json_pieces(calls.strip().removesuffix(end)):
                 found.take_json(piece, "parameters")
+        elif self._is_call(calls):
+            found.said.append(said)
+            found.said.append(calls[take_calls(found, calls, end) :])
         else:
-            found.said.append(calls[take_calls(found, calls, "\0") :])
+            found.said.append(text.replace(start, "").replace(end, ""))
         return found.message()
+
+    def render(self, message: ParsedMessage) -> str:
+        """Return the message; with text, the calls are JSON after the marks."""
+        if not (message.content and message.calls):
+            return super().render(message)
+        objects = ('{{"name": "{}", "parameters": {}}}'.format(*function(c)) for c in message.calls)
+        said = f"<|python_start|>{message.content}<|python_end|>{''.join(objects)}"
+        return with_thought(message.reasoning, said)
+
+    def _is_in_call(self, text: str, at: int) -> bool:
+        return self._is_call(text[:at]) or self.marks[1] in text[:at]
 
     def _is_call(self, text: str) -> bool:
         return bool(self._starts.match(text) or BARE_CALL.match(text))

@@ -69,8 +69,15 @@ class Hermes(ToolFormat):
         ends = [text.find(mark) for mark in (self._opens, self._closes) if mark in text]
         return min(ends, default=len(text))
 
-    def _is_in_call(self, before: str) -> bool:
-        return before.rfind(self._opens) > before.rfind(self._closes)
+    def _is_in_call(self, text: str, at: int) -> bool:
+        start = text.find(self._opens, 0, at)
+        while start >= 0:
+            end = start + len(self._opens)
+            end += self._end(text[end:])
+            if end > at:
+                return True
+            start = text.find(self._opens, end, at)
+        return False
 
 
 class Phi4(ToolFormat):
@@ -103,5 +110,5 @@ class Phi4(ToolFormat):
         block = f"<|tool_call|>{calls}<|/tool_call|>" if message.calls else ""
         return with_thought(message.reasoning, message.content + block)
 
-    def _is_in_call(self, before: str) -> bool:
-        return bool(self._starts.search(before))
+    def _is_in_call(self, text: str, at: int) -> bool:
+        return bool(self._starts.search(text, 0, at))

@@ -189,7 +189,7 @@ class Reader:
             escaped = len(quote) == 1 and (len(body) - len(body.rstrip("\\"))) % 2
             if not escaped and (len(quote) > 1 or ends.match(self.text, end + 1)):
                 self.at = end + len(quote)
-                return body if len(quote) == 4 else _ESCAPE.sub(_unescaped, body)
+                return body if len(quote) > 3 else _ESCAPE.sub(_unescaped, body)
             at = end + 1
 
     def _scalar(self) -> Any:

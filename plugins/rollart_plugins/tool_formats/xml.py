@@ -107,8 +107,8 @@ class XmlFormat(ToolFormat):
         ends = [i for mark in (self.opens, self.closes) if (i := text.find(mark, at)) >= 0]
         return min(ends, default=len(text))
 
-    def _is_in_call(self, before: str) -> bool:
-        return before.rfind(self.opens) > before.rfind(self.closes)
+    def _is_in_call(self, text: str, at: int) -> bool:
+        return text.rfind(self.opens, 0, at) > text.rfind(self.closes, 0, at)
 
 
 class Qwen3Coder(XmlFormat):
@@ -154,8 +154,8 @@ class Glm45(XmlFormat):
         )
         return f"<tool_call>{name}\n{pairs}</tool_call>"
 
-    def _is_in_call(self, before: str) -> bool:
-        return before.rfind(self.opens) > before.rfind(self.ends)
+    def _is_in_call(self, text: str, at: int) -> bool:
+        return text.rfind(self.opens, 0, at) > text.rfind(self.ends, 0, at)
 
     def _after_mark(self, text: str, at: int) -> int:
         ends = re.compile(r"(?=<tool_call>)|</tool_call>|\Z").search(text, at)
