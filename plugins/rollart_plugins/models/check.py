@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rollart_core.config.validation.consistency import model_path_fault
@@ -26,13 +28,13 @@ if TYPE_CHECKING:
 State = Literal["ok", "warn", "no", "unknown"]
 _GB: Final = 1e9
 _SERVERS: Final = {
-    "SGLang": "from sglang.srt.models.registry import ModelRegistry",
-    "vLLM": "from vllm import ModelRegistry",
+    "SGLang": ("sglang", "srt/models/*.py", r"^EntryClass\s*=\s*(\[[^\]]*\]|\w+)"),
+    "vLLM": ("vllm", "model_executor/models/registry.py", r'^\s*("\w+"):'),
 }
-"""Server -> the statement that imports its list of architectures."""
-_LIST: Final = "\nprint(chr(10) + ' '.join(sorted(ModelRegistry.get_supported_archs())))"
-_LIST_S: Final = 300.0
-"""Seconds that a server's package may take to list its architectures."""
+"""Server -> its package, its files that list architectures, and a pattern of the list."""
+_FIND: Final = "import importlib.util as u, sys; print(u.find_spec(sys.argv[1]).origin)"
+_FIND_S: Final = 60.0
+"""Seconds within which an interpreter must find a package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,26 +206,30 @@ def _embedded(config: dict[str, Any]) -> tuple[State, str]:
 
 
 def _server(server: str, python: str | None, architectures: list[str]) -> ModelFinding:
-    """Ask the package of a server for its architectures."""
+    """Read the architectures of a server from the files of its package, without importing it."""
+    package, files, pattern = _SERVERS[server]
     if python is None:
-        says = f"not checked: give its interpreter, --{server.lower()} PATH/bin/python"
+        says = f"not checked: give its interpreter, --{package} PATH/bin/python"
         return ModelFinding(server, "unknown", says)
     try:
         asked = subprocess.run(
-            [python, "-c", _SERVERS[server] + _LIST],
+            [python, "-c", _FIND, package],
             capture_output=True,
             text=True,
-            timeout=_LIST_S,
+            timeout=_FIND_S,
             check=True,
         )
-    except (OSError, subprocess.SubprocessError) as e:
-        lines = (getattr(e, "stderr", None) or str(e)).strip().splitlines()
-        return ModelFinding(server, "unknown", f"{python}: {lines[-1]}")
-    known = set(asked.stdout.strip().splitlines()[-1].split())
+    except (OSError, subprocess.SubprocessError):
+        return ModelFinding(server, "unknown", f"{python} does not find the package {package}")
+    known: set[str] = set()
+    for file in Path(asked.stdout.strip()).parent.glob(files):
+        text = file.read_text(encoding="utf-8")
+        for found in re.findall(pattern, text, flags=re.MULTILINE):
+            known.update(re.findall(r"\w+", found))
     wanted = ", ".join(architectures)
     if known.intersection(architectures):
         return ModelFinding(server, "ok", f"this version serves {wanted}")
-    return ModelFinding(server, "no", f"this version does not serve {wanted}; update it")
+    return ModelFinding(server, "no", f"this version does not serve {wanted}: update it")
 
 
 def _memory(config: Mapping[str, Any], context: int) -> tuple[State, str]:

@@ -139,20 +139,24 @@ def test_the_text_parts_are_those_of_transformers() -> None:
         assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type].endswith("ForCausalLM")
 
 
-def test_a_server_is_asked_for_its_architectures(own: Path, tmp_path: Path) -> None:
-    (tmp_path / "vllm.py").write_text(
-        "class ModelRegistry:\n"
-        "    get_supported_archs = staticmethod(lambda: ['LlamaForCausalLM', 'AForCausalLM'])\n"
-    )
+def test_the_architectures_of_a_server_are_read_from_its_package(own: Path, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    found = checked(str(own), "--vllm", str(python), "--sglang", sys.executable)[1]
-    assert found["vLLM"] == ("no", "this version does not serve Qwen3ForCausalLM; update it")
-    assert found["SGLang"][0] == "unknown"
-    assert "No module named 'sglang'" in found["SGLang"][1]
-    (tmp_path / "vllm.py").write_text(
-        (tmp_path / "vllm.py").read_text().replace("LlamaFor", "Qwen3For")
-    )
-    found = checked(str(own), "--vllm", str(python))[1]
-    assert found["vLLM"] == ("ok", "this version serves Qwen3ForCausalLM")
+    lists = {
+        "sglang": ("srt/models/a.py", "EntryClass = [\n    {},\n    LlamaForCausalLM,\n]\n"),
+        "vllm": ("model_executor/models/registry.py", '_MODELS = {{\n    "{}": ("a", "b"),\n}}\n'),
+    }
+    both = [part for name in lists for part in (f"--{name}", str(python))]
+    found = checked(str(own), *both)[1]
+    assert {found[name][0] for name in ("SGLang", "vLLM")} == {"unknown"}
+    assert found["vLLM"][1].endswith("python does not find the package vllm")
+    for architecture, state in (("PhiForCausalLM", "no"), ("Qwen3ForCausalLM", "ok")):
+        for name, (file, text) in lists.items():
+            path = tmp_path / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / "__init__.py").write_text("raise ImportError('it is not imported')")
+            path.write_text(text.format(architecture))
+        found = checked(str(own), *both)[1]
+        assert {found[name][0] for name in ("SGLang", "vLLM")} == {state}
+    assert found["SGLang"] == ("ok", "this version serves Qwen3ForCausalLM")
