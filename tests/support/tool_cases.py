@@ -187,7 +187,7 @@ def _rendered(
         raise AssertionError(f"{family.template} rewrites the prompt")
     text = whole[len(common) :]
     end = max(text.rfind(stop) for stop in (family.stop, "<|call|>", "<|tool_response>"))
-    return prompt if common == prompt else "", text[:end] if end >= 0 else text
+    return common, text[:end] if end >= 0 else text
 
 
 def _common(one: str, two: str) -> str:

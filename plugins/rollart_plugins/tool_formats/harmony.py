@@ -20,6 +20,9 @@ from rollart_plugins.tool_formats.parsing import FAULTS, Found, function, json_e
 _MESSAGE = "<|message|>"
 _ENDS = re.compile(r"<\|end\|>|<\|call\|>|<\|return\|>|(?=<\|start\|>)|\Z")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+_CUT_CALL = re.compile(
+    r"\s*(?:<\|start\|>assistant)?\s*(?:<\|channel\|>\s*[a-z]*)?\s*to=(?:functions\.)?([^\s<]+)"
+)
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 
 
@@ -46,10 +49,10 @@ class Harmony(ToolFormat):
             else:
                 found.said.append(body)
             at = next_at
-        if at == 0 and _CHANNEL.search(text) is None:
-            found.said.append(text)  # the special tokens are missing: a plain answer
-        elif recipient := _RECIPIENT.search(text[at:]):
+        if recipient := _CUT_CALL.match(text, at):
             found.fail(text[at:], f"the call of {recipient[1]} has no arguments")
+        elif at == 0 and _CHANNEL.search(text) is None:
+            found.said.append(text)  # the special tokens are missing: a plain answer
         found.reasoning = "\n".join(thoughts).strip()
         found.said = ["\n".join(found.said)]
         return found.message()

@@ -63,7 +63,7 @@ class Mistral(ToolFormat):
         return (
             thought
             + message.content
-            + (f"{self._opens}{json_list(message.calls)}" if message.calls else "")
+            + (f"{self._opens} {json_list(message.calls)}" if message.calls else "")
         )
 
     def _end(self, text: str, start: int) -> int:

@@ -66,7 +66,13 @@ class Lfm2(ToolFormat):
         return with_thought(message.reasoning, message.content + block)
 
     def _is_in_call(self, text: str, at: int) -> bool:
-        return text.rfind(self.opens, 0, at) > text.rfind(self.closes, 0, at)
+        end = 0
+        while (start := text.find(self.opens, end, at)) >= 0:
+            start += len(self.opens)
+            end = start + take_calls(Found(self.shape), text[start:], self.closes)
+            if end > at:
+                return True
+        return False
 
 
 class Olmo3(Lfm2):

@@ -108,7 +108,16 @@ class XmlFormat(ToolFormat):
         return min(ends, default=len(text))
 
     def _is_in_call(self, text: str, at: int) -> bool:
-        return text.rfind(self.opens, 0, at) > text.rfind(self.closes, 0, at)
+        end = 0
+        while (start := self._start(text, end)) and start.start() < at:
+            end = start.end()
+            while call := self.call.match(text, end):
+                found = Found(self.shape)
+                end = self._take(found, text, call, ())
+                if found.calls and end > at:
+                    return True
+            end = max(end, start.start() + 1)
+        return False
 
 
 class Qwen3Coder(XmlFormat):
@@ -136,8 +145,9 @@ class Qwen3Coder(XmlFormat):
 
 
 class Glm45(XmlFormat):
-    """GLM-4.5 and later."""
+    """GLM-4.5 and later. A message with calls ends where the role of the answers begins."""
 
+    stops = ("<|observation|>",)
     marks = ("<tool_call>", "</tool_call>", "<think>", "</think>")
     opens, closes, ends = "<tool_call>", "\0", "</tool_call>"
     shape = "<tool_call>f <arg_key>a</arg_key> <arg_value>1</arg_value> </tool_call>"
@@ -153,9 +163,6 @@ class Glm45(XmlFormat):
             for key, value in json.loads(arguments).items()
         )
         return f"<tool_call>{name}\n{pairs}</tool_call>"
-
-    def _is_in_call(self, text: str, at: int) -> bool:
-        return text.rfind(self.opens, 0, at) > text.rfind(self.ends, 0, at)
 
     def _after_mark(self, text: str, at: int) -> int:
         ends = re.compile(r"(?=<tool_call>)|</tool_call>|\Z").search(text, at)
