@@ -41,6 +41,13 @@ RENDERERS = {
     **{"harmony": "gpt_oss.GptOssRenderer", "deepseek_v3": "deepseek_v3.DeepSeekV3Renderer"},
 }
 
+DEEPSEEK = [
+    *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+    *("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>"),
+    "<｜tool▁output▁end｜>",
+]
+"""Tokens that the package renderers composes."""
+
 
 def main() -> None:
     """Answer the cases of stdin."""
@@ -128,7 +135,7 @@ def renderers(case: Case) -> Callable[[Case], Answer] | None:
     module = importlib.import_module(f"renderers.{module_name}")
     source = inspect.getsource(module)
     tags = re.findall(r'"([<\[\]][^"\s]*[>\[\]])"', source)
-    tokenizer = tokenizer_of([*case["marks"], *tags, '<|"|>'])
+    tokenizer = tokenizer_of([*case["marks"], *tags, *DEEPSEEK, '<|"|>'])
     renderer = getattr(module, class_name)(tokenizer)
 
     def parse(case: Case) -> Answer:

@@ -65,7 +65,7 @@ def _take(found: Found, text: str) -> int:
         end = end + len(_CLOSES) if end >= 0 else len(text)
         found.fail(text[:end], f"the tool call is not valid: {e}")
         return end
-    found.take(name[1], dumps(arguments), text[: reader.at])
+    found.take_values(name[1], arguments, text[: reader.at])
     return reader.at
 
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollart_core.contracts.tool_format import BadToolCall, ParsedMessage, strict_json, tool_call
 from rollart_core.types import ToolCall
@@ -43,6 +44,15 @@ class Found:
             self.calls.append(tool_call(name, arguments))
         except ValueError as e:
             self.fail(text, str(e))
+
+    def take_values(self, name: str, values: dict[str, Any], text: str) -> None:
+        """Add a call with the values of its arguments."""
+        try:
+            arguments = dumps(values)
+        except FAULTS as e:  # nested too deeply
+            self.fail(text, f"the arguments of {name} are not valid: {e}")
+            return
+        self.take(name, arguments, text)
 
     def take_json(self, text: str, key: str) -> None:
         """Add a call that is a JSON object with a name and, at ``key``, arguments."""

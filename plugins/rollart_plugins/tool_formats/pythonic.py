@@ -180,7 +180,7 @@ def _take_call(found: Found, reader: Reader) -> None:
         if not reader.skip(","):
             reader.expect(")")
             break
-    found.take(name[0], dumps(arguments), reader.text[start : reader.at])
+    found.take_values(name[0], arguments, reader.text[start : reader.at])
 
 
 def written(call: ToolCall) -> str:

@@ -189,7 +189,7 @@ class Reader:
             escaped = len(quote) == 1 and (len(body) - len(body.rstrip("\\"))) % 2
             if not escaped and (len(quote) > 1 or ends.match(self.text, end + 1)):
                 self.at = end + len(quote)
-                return body if len(quote) > 3 else _ESCAPE.sub(_unescaped, body)
+                return body if len(quote) > 3 else _joined(_ESCAPE.sub(_unescaped, body))
             at = end + 1
 
     def _scalar(self) -> Any:
@@ -209,6 +209,13 @@ class Reader:
 
 _AFTER = re.compile(r"\s*([,:)\]}]|\Z)")
 """What follows a string inside a value."""
+
+
+def _joined(text: str) -> str:
+    """Join surrogate pairs, which JSON writes for characters beyond U+FFFF."""
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    return text
 
 
 def _unescaped(found: re.Match[str]) -> str:

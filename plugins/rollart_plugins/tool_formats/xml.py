@@ -95,7 +95,7 @@ class XmlFormat(ToolFormat):
             at = self._after_mark(text, at)
             found.fail(text[call.start() : at], f"{name}: an argument or {self.ends} is missing")
             return at
-        found.take(name, dumps(arguments), text[call.start() : end.end()])
+        found.take_values(name, arguments, text[call.start() : end.end()])
         return end.end()
 
     def _start(self, text: str, at: int) -> re.Match[str] | None:
