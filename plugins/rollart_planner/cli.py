@@ -38,7 +38,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show where and why each worker would be placed on a cluster, and the expected rates."""
+    """Show where on a cluster each worker would run, the reasons, and the expected rates."""
     from rollart_core.config.load import load_config
     from rollart_core.config.resolve import resolve_run
     from rollart_planner.cluster import load_cluster

@@ -15,6 +15,7 @@ from rollart_core.contracts.runtime import RuntimeSpec
 from rollart_core.contracts.sandbox import SandboxSpec
 from rollart_core.contracts.sandbox_service import SandboxServiceSpec
 from rollart_core.contracts.spec import CommandSpec
+from rollart_core.contracts.tool_format import ToolFormatSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.plugins.hookspecs import hookimpl
@@ -81,6 +82,12 @@ def rollart_env_adapters() -> list[EnvAdapterSpec]:
     return specs(__package__, "env_adapters")
 
 
+@hookimpl
+def rollart_tool_formats() -> list[ToolFormatSpec]:
+    """Return the built-in tool formats."""
+    return specs(__package__, "tool_formats")
+
+
 _COMMANDS: Final = (
     CommandSpec(
         name="serve-reward",
@@ -141,6 +148,11 @@ _COMMANDS: Final = (
         name="sandbox",
         entry_point="rollart_sandboxes.cli:app",
         summary="List live sandboxes, remove those of killed runs, and test which types work here.",
+    ),
+    CommandSpec(
+        name="model",
+        entry_point="rollart_plugins.models.cli:app",
+        summary="Create a small model, or check which parts can train and serve a model.",
     ),
     CommandSpec(
         name="build",

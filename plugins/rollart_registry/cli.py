@@ -73,7 +73,7 @@ def init(
     timestamp_days: Annotated[float, days_option("Days until a timestamp expires.")] = 7,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a registry's keys and an empty signed tree that any web server can serve."""
+    """Create a registry's keys and empty, signed files that any web server can serve."""
     from rollart_registry.operator import Validity
     from rollart_registry.operator import init as made
     from rollart_registry.trust import fingerprint
@@ -124,7 +124,7 @@ def accept(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify the submissions of owners and make them public."""
+    """Verify owners' submissions and publish them."""
     from rollart_registry.accept import accept as accepted
 
     outcomes = accepted(_operator(folder, keys), submissions, run_check if recheck else None)
@@ -168,7 +168,7 @@ def refresh(
         days_option("Days until new snapshots expire."),
     ] = None,
 ) -> None:
-    """Renew signatures before they expire, for example from cron."""
+    """Renew signatures before they expire, for example in a cron job."""
     if role not in {"timestamp", "snapshot", "targets", "root"}:
         raise RegistryError(f"{role!r} is not a role: give timestamp, snapshot, targets or root")
     operator = _operator(folder, keys)
@@ -191,7 +191,7 @@ def build_site(
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Write static pages on which people can browse a registry."""
+    """Write static pages for browsing a registry."""
     from rollart_registry.client import opened
     from rollart_registry.operator import build_site as built
 
@@ -240,7 +240,7 @@ def publish(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check, sign and submit a package, which the operator can then accept."""
+    """Check and sign a package, and submit it for the operator to accept."""
     from rollart_registry import submission
     from rollart_registry.client import opened
     from rollart_registry.wheel import read_wheel, wheel_of
@@ -275,7 +275,7 @@ def yank(
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Submit a yank, so that a version is installed only if it is pinned."""
+    """Request that a version be yanked, so that it is installed only if it is pinned."""
     from rollart_registry import submission
     from rollart_registry.client import opened
     from rollart_registry.names import parse_wanted
@@ -302,7 +302,7 @@ def renew(
     fingerprint: FingerprintOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Renew the signature of an owner's releases before it expires."""
+    """Renew the signatures of an owner's releases before they expire."""
     from rollart_registry import submission
     from rollart_registry.client import opened
 
@@ -401,7 +401,7 @@ def install(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what will run, ask for confirmation, install a verified package, and write a lock."""
+    """Show what will run, ask to confirm, install a verified package, and write a lock file."""
     from rollart_registry import install as installing
     from rollart_registry.client import opened
     from rollart_registry.names import parse_wanted
@@ -464,7 +464,7 @@ def verify(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify installed packages against a lock, or a registry's files against their signatures."""
+    """Verify installed packages against a lock file, or files of a registry by their signatures."""
     from rollart_registry import verify as verifying
     from rollart_registry.client import opened
     from rollart_registry.install import trusted_by

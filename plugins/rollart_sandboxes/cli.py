@@ -75,7 +75,7 @@ def collect_garbage(as_json: Json = False) -> None:
 
 @app.command("reap", hidden=True)
 def _reap(as_json: Json = False) -> None:
-    """Run `gc`. This old name works until RollArt 0.3."""
+    """Run `gc`. `reap` is its old name, which works until RollArt 0.3."""
     renamed = f"`rollart sandbox reap` is now `rollart sandbox gc`; RollArt {REMOVED_IN} removes it"
     typer.echo(renamed, err=True)
     collect_garbage(as_json)

@@ -25,7 +25,7 @@ def audit(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Report what happened to every ticket of a run. This also works during the run.
+    """Report what happened to every ticket of a run. This also works while the run is in progress.
 
     The exit code is 1 if an invariant was violated.
 

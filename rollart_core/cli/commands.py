@@ -26,7 +26,7 @@ _HERE = "rollart_core.cli"
 COMMANDS: dict[str, Command] = {
     "run": Command(
         f"{_HERE}.run:run",
-        "Train a policy with a config file.",
+        "Train a policy as a config file describes.",
         "rollart run examples/hello.yaml trainer.lr=1e-4",
     ),
     "eval": Command(
@@ -130,8 +130,8 @@ COMMANDS: dict[str, Command] = {
         "rollart build ./acme-maze",
     ),
     "model": Command(
-        f"{_HERE}.model:app",
-        "Create a small model with random weights.",
-        "rollart model new ./my-model --env webshop width=128",
+        None,
+        "Create a small model, or check which parts can train and serve a model.",
+        "rollart model check Qwen/Qwen3-0.6B",
     ),
 }

@@ -56,7 +56,7 @@ def new_env(
     non_interactive: NonInteractive = False,
     as_json: Json = False,
 ) -> None:
-    """Create a package with an environment, its tests and an example run."""
+    """Create a package with an environment, its tests and an example run config."""
     if kind not in _ENV_KINDS:
         near = did_you_mean(kind, tuple(_ENV_KINDS))
         raise UserError(f"--kind {kind!r} is not one of {', '.join(_ENV_KINDS)}.{near}")

@@ -43,7 +43,7 @@ def run(
         bool, typer.Option("--json", help="Print one JSON object. Progress goes to stderr.")
     ] = False,
 ) -> None:
-    """Train a policy with a config file."""
+    """Train a policy as a config file describes."""
     path, settings = _arguments(config, overrides or [], resume)
     from rollart_core.runtime.prepare import prepare
 

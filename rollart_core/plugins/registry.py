@@ -57,6 +57,7 @@ _KIND_OF_BASE = {
     f"{_CONTRACTS}.weights.WeightChannel": "weight_channels",
     f"{_CONTRACTS}.tracker.Tracker": "trackers",
     f"{_CONTRACTS}.sandbox_service.SandboxService": "sandbox_services",
+    f"{_CONTRACTS}.tool_format.ToolFormat": "tool_formats",
     "rollart_core.runtime.workers.WorkersRuntime": "runtimes",
     "rollart_core.training.policy.Policy": "forward_passes",
 }

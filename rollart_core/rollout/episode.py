@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.contracts.reward import RewardRequest, RewardResult
+from rollart_core.contracts.tool_format import ParsedMessage
 from rollart_core.errors import (
     CancelledFailure,
     ContextOverflow,
@@ -22,7 +23,6 @@ from rollart_core.errors import (
     InferenceFailure,
     boundary,
 )
-from rollart_core.models.tool_calls import ParsedCalls
 from rollart_core.rollout.env_answers import Observed, return_problem
 from rollart_core.rollout.env_pool import EnvEpisode, EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef
@@ -61,7 +61,7 @@ class Dialogue(Protocol):
         """The whole row so far."""
 
     @property
-    def parsed(self) -> ParsedCalls | None:
+    def parsed(self) -> ParsedMessage | None:
         """The newest action, parsed; None without tools."""
 
     @property

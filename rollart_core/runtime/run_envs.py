@@ -312,7 +312,7 @@ class RunEnvs:
 
         tokenizer = self._tokenizer = load_tokenizer(model_path)
         calling = [env.spec.id for env in self._envs if env.spec.tools]
-        if calling and not (tokenizer.template.shows_tools and tokenizer.tool_format):
+        if calling and tokenizer.tool_format is None:
             raise ConfigError(
                 f"model: {calling[0]} has tools, but the chat template in {model_path} does not "
                 "show tools or writes calls in an unknown format: use a model that supports tools"

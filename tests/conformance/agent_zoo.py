@@ -299,7 +299,7 @@ class LeavesASandbox(Good):
             zoo.LEFT_OPEN.remove(left)
         for left in earlier:
             await asyncio.to_thread(left.close)
-        sandboxes = SandboxSource("zoo:PlainBox")
+        sandboxes = SandboxSource("zoo:PlainSandbox")
         sandbox = await asyncio.to_thread(lambda: loop.run(sandboxes.take()))
         zoo.LEFT_OPEN.append(zoo.LeftSandbox(sandboxes, sandbox))
         return await super().prepare(**kwargs)

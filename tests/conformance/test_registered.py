@@ -22,6 +22,7 @@ from rollart_core.contracts.inference import InferenceEngine
 from rollart_core.contracts.reward import GroupReward, Reward, RewardBackend
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.contracts.sandbox_service import SandboxService
+from rollart_core.contracts.tool_format import ToolFormat
 from rollart_core.contracts.tracker import Tracker
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import PluginError
@@ -50,6 +51,7 @@ BASES: dict[str, tuple[type, ...]] = {
     "runtimes": (WorkersRuntime,),
     "forward_passes": (Policy,),
     "sandbox_services": (SandboxService,),
+    "tool_formats": (ToolFormat,),
 }
 NO_EXAMPLES = {
     "openenv": "it needs a running server: tests/adapters/test_real_openenv.py",

@@ -446,7 +446,7 @@ class LeavesASandbox(Good):
         for left in [thing for thing in LEFT_OPEN if isinstance(thing, LeftSandbox)]:
             LEFT_OPEN.remove(left)
             left.close()
-        sandboxes = SandboxSource("zoo:PlainBox")
+        sandboxes = SandboxSource("zoo:PlainSandbox")
         LEFT_OPEN.append(LeftSandbox(sandboxes, loop.run(sandboxes.take())))
         return super().reset(**kwargs)
 

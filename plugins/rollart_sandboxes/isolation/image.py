@@ -131,7 +131,7 @@ def build(
         typer.Option("--json", help="Print one JSON object. Progress goes to stderr."),
     ] = False,
 ) -> None:
-    """Build the image of an environment from the Dockerfile of its project."""
+    """Build an environment's image from the Dockerfile in its project."""
     project = find_project(target)
     how = Build(tuple(tag or ()), file, tuple(build_arg or ()), network)
     tags = build_image(project, how, lambda line: typer.echo(line, err=as_json))

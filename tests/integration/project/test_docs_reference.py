@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 OLD_RUNS = ("inline", "ray", "lora", "isolated")
-CALLS_WITH_A_KIND = {"event", "_event", "on_event", "_on_event", "_say", "tell", "_tell"}
+CALLS_WITH_A_KIND = {"event", "_event", "on_event", "_on_event", "_say", "notify", "_notify"}
 KIND = re.compile(r"[a-z]+(_[a-z]+)*")
 
 

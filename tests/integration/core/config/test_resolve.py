@@ -71,7 +71,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     @hookimpl
     def rollart_sandboxes() -> list[SandboxSpec]:
-        isolation = {**spec, "config": "models_of_resolve:Wall"}
+        isolation = {**spec, "config": "models_of_resolve:Isolation"}
         return [
             SandboxSpec(id="acme/Box-v1", alias="box", **spec),
             SandboxSpec(id="acme/Wall-v1", alias="wall", **isolation),

@@ -30,7 +30,7 @@ def ticket(index: int = 0) -> Ticket:
     return Ticket(f"g{index}.0", Task(FAKE, "train", index, 7), f"g{index}", 0)
 
 
-class ChangeMarks(FakeAgent):
+class Signalling(FakeAgent):
     """Tells when its program comes to its trouble; its first turn is recorded by then."""
 
     begun: ClassVar[threading.Event]
@@ -43,12 +43,12 @@ class ChangeMarks(FakeAgent):
 
 async def in_trouble():
     """Wait until a program is in trouble."""
-    assert await asyncio.to_thread(ChangeMarks.begun.wait, scaled(60))
+    assert await asyncio.to_thread(Signalling.begun.wait, scaled(60))
 
 
 @pytest.fixture(autouse=True)
 def _untold():
-    ChangeMarks.begun = threading.Event()
+    Signalling.begun = threading.Event()
 
 
 class Parrot(Scripted):
@@ -85,7 +85,7 @@ async def agents(engine=None, *, score=env_return, limits=None, **options):
     await pool.start()
     try:
         full = replace(LIMITS, **(limits or {}))
-        env = EnvRef(f"{__name__}:Telling", options)
+        env = EnvRef(f"{__name__}:Signalling", options)
         yield AgentDependencies(env, pool, gateway, score, full), pool, engine
     finally:
         await pool.close()

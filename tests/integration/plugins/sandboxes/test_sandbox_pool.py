@@ -332,7 +332,7 @@ def test_the_first_sandbox_of_a_process_reaps_what_others_left(isolation) -> Non
 
 
 def test_commands_that_outlive_a_killed_owner_and_agent_are_killed() -> None:
-    then = "loop.submit(next(iter(source_pool()._used.values())).box.exec(['sleep', '1003'], "
+    then = "loop.submit(next(iter(source_pool()._used.values())).sandbox.exec(['sleep', '1003'], "
     then += "timeout_s=1000))\nprint('x', flush=True)\ntime.sleep(1000)"
     with owner({"id": "process", "trusted": True}, {}, then=then) as (process, agent):
         assert process.stdout is not None
@@ -444,8 +444,8 @@ def test_doctor_of_a_machine_without_bubblewrap(monkeypatch) -> None:
     assert "apt-get install bubblewrap" in " ".join(done.stdout.split())
 
 
-def test_a_isolation_that_only_trusts_is_not_enough_for_the_doctor(monkeypatch) -> None:
-    monkeypatch.setattr("rollart_sandboxes.pool.doctor.walls", lambda: ["process"])
+def test_an_isolation_that_only_trusts_is_not_enough_for_the_doctor(monkeypatch) -> None:
+    monkeypatch.setattr("rollart_sandboxes.pool.doctor.sandbox_types", lambda: ["process"])
     done = CliRunner().invoke(app, ["doctor", "--json"])
     said = json.loads(done.stdout)
     assert (done.exit_code, said["works"], said["sandboxes"][0]["works"]) == (1, False, True)

@@ -22,7 +22,7 @@ from rollart_core.plugins.hookspecs import hookimpl
 class MazeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     width: int = 3
-    sandbox_types: tuple[int, ...] = ()
+    walls: tuple[int, ...] = ()
 
     @field_validator("width")
     @classmethod
@@ -33,8 +33,8 @@ class MazeConfig(BaseModel):
 
 
 class Maze:
-    def __init__(self, width: int, sandbox_types: tuple[int, ...] = ()) -> None:
-        self.width, self.sandbox_types = width, sandbox_types
+    def __init__(self, width: int, walls: tuple[int, ...] = ()) -> None:
+        self.width, self.walls = width, walls
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +70,9 @@ def maze(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ["acme/Maze-v1", "maze"])
 def test_make_by_id_and_alias_fills_in_defaults(name: str) -> None:
-    env = rollart_core.make(name, sandbox_types=[1, 2])
+    env = rollart_core.make(name, walls=[1, 2])
     assert isinstance(env, Maze)
-    assert (env.width, env.sandbox_types) == (3, (1, 2))
+    assert (env.width, env.walls) == (3, (1, 2))
 
 
 def test_make_code_that_is_not_registered() -> None:
@@ -143,7 +143,7 @@ def test_a_module_that_another_one_lacks_is_no_matter_of_the_path(
 
 def test_context_is_passed_beside_the_options() -> None:
     built = registry.build("weight_channels", "acme_maze:Maze", {"walls": (1,)}, width=1)
-    assert (built.width, built.sandbox_types) == (1, (1,))
+    assert (built.width, built.walls) == (1, (1,))
 
 
 class NoSandboxes(SandboxService):

@@ -37,7 +37,7 @@ def test_pools_are_found_out_whatever_the_order_of_the_nodes() -> None:
     assert [(p.name, p.device, p.count) for p in found] == [
         ("H100", "H100", 4),
         ("L4", "L4", 2),
-        ("box_host", "cpu", 3),
+        ("sandbox_host", "cpu", 3),
         ("cpu", "cpu", 16),
     ]
     assert found == ray_pools.found_out(CLUSTER[::-1])
