@@ -35,7 +35,6 @@ from rollart_core.types import (
     Message,
     Observation,
     Sample,
-    Status,
     Ticket,
     ToolSpec,
     Trajectory,
@@ -176,16 +175,17 @@ async def run_episode(
             on_cancel(failed(CancelledFailure("cancelled", boundary="episode").failure()))
         raise
     last = record.last
-    status: Status = "truncated" if record.truncated else "finished"
     return Trajectory(
         ticket,
-        status,
+        "truncated" if record.truncated else "finished",
         samples=conversation.samples(),
         turns=tuple(record.turns),
         reward=result.value,
         score=record.env_return,
         success=last.success if last else None,
         reward_components={**(last.components if last else {}), **result.components},
+        env_components=last.components if last else {},
+        context=record.context,
         start_version=start_version,
         wall_s=time.perf_counter() - began,
     )
@@ -248,14 +248,16 @@ async def _turn(
     with boundary(InferenceFailure, "conversation"):
         action = conversation.record(result)
     generated, counted = time.perf_counter(), result.text
-    said, parsed = conversation.newest, conversation.parsed
+    messages, parsed = (*_messages(observed.observation), conversation.newest), conversation.parsed
     if record.tools is None or parsed is None:
         answer = await episode.step(action)
     else:
         answer = await step_with_tools(episode, parsed, len(record.turns), record.tools)
+    text = _text(observed.observation)
+    plain = (*_messages(text), Message(role="assistant", content=action))
     record.turns.append(
         Turn(
-            observation=_text(observed.observation),
+            observation=text,
             action=action,
             num_prompt_tokens=counted.num_prompt_tokens if counted else len(request.token_ids),
             num_new_tokens=counted.num_new_tokens if counted else len(result.token_ids),
@@ -263,9 +265,11 @@ async def _turn(
             reward=answer.reward,
             generate_s=generated - began,
             step_s=time.perf_counter() - generated,
+            messages=() if messages == plain else messages,
+            tools=record.tools.specs if record.tools and not record.turns else (),
         )
     )
-    record.messages += [*_messages(observed.observation), said]
+    record.messages += messages
     record.env_return += answer.reward
     record.context.update(answer.context)
     record.last = answer
