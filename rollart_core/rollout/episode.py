@@ -113,6 +113,8 @@ class EpisodeDependencies:
     stop_token_ids: tuple[int, ...]
     limits: EpisodeLimits
     seed: int
+    success_from: float | None = None
+    """The reward from which an episode is a success; None: the environment decides success."""
     expert: Callable[[EnvEpisode, GenerateRequest], Awaitable[GenerateResult]] | None = None
     """Replaces the engine, for demonstrations and baselines."""
 
@@ -177,14 +179,15 @@ async def run_episode(
         raise
     last = record.last
     status: Status = "truncated" if record.truncated else "finished"
+    success, score = _decided(result, record, deps.success_from)
     return Trajectory(
         ticket,
         status,
         samples=conversation.samples(),
         turns=tuple(record.turns),
         reward=result.value,
-        score=record.env_return,
-        success=last.success if last else None,
+        score=score,
+        success=success,
         reward_components={**(last.components if last else {}), **result.components},
         start_version=start_version,
         wall_s=time.perf_counter() - began,
@@ -255,7 +258,7 @@ async def _turn(
         answer = await step_with_tools(episode, parsed, len(record.turns), record.tools)
     record.turns.append(
         Turn(
-            observation=_text(observed.observation),
+            observation=as_text(observed.observation),
             action=action,
             num_prompt_tokens=counted.num_prompt_tokens if counted else len(request.token_ids),
             num_new_tokens=counted.num_new_tokens if counted else len(result.token_ids),
@@ -314,6 +317,15 @@ def _request(ticket: Ticket, record: _Record, conversation: Dialogue) -> RewardR
     )
 
 
+def _decided(
+    result: RewardResult, record: _Record, success_from: float | None
+) -> tuple[bool | None, float]:
+    """Return success and score: by the environment, or by the reward if it leaves them to it."""
+    if success_from is None:
+        return record.last.success if record.last else None, record.env_return
+    return result.components.get("success", result.value) >= success_from, result.value
+
+
 def check_return(value: float, limits: EpisodeLimits, what: str) -> None:
     """Check the return of an episode against the range of its environment.
 
@@ -324,7 +336,8 @@ def check_return(value: float, limits: EpisodeLimits, what: str) -> None:
         raise EnvironmentFailure(f"{what}: {problem}", boundary=what)
 
 
-def _text(observation: Observation) -> str:
+def as_text(observation: Observation) -> str:
+    """Return an observation as one text; each message begins with its role."""
     if isinstance(observation, str):
         return observation
     return "\n".join(f"{m['role']}: {m['content']}" for m in observation)
