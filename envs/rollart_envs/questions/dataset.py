@@ -109,7 +109,7 @@ def _read(options: str) -> Dataset:
     if not any(found.values()):
         names = f": its splits are {', '.join(ignored)}, not {', '.join(SPLITS)}" if ignored else ""
         raise UserError(f"{config.file}: has no rows{names}")
-    notes = [f"ignored the splits {', '.join(ignored)}"] if ignored else []
+    notes = [f"Ignored splits: {', '.join(ignored)}"] if ignored else []
     return _disjoint(_drawn(found, config), config, notes)
 
 
@@ -334,7 +334,7 @@ def _disjoint(
                 )
         kept[split] = tuple(own)
     if num_dropped:
-        notes.append(f"dropped {num_dropped:,} questions that are also in a held-out split")
+        notes.append(f"Dropped questions that are also in a held-out split: {num_dropped:,}")
     return Dataset({split: kept[split] for split in SPLITS}, tuple(notes))
 
 

@@ -1,7 +1,7 @@
 """Questions, each answered in one turn.
 
 Takes: an answer. Gives: 1 if it equals the right one except for spaces, else 0; and the columns of
-the row, to the run's reward, which then decides success. Never: shows an answer, or puts one
+the row, to the run's reward, which decides success if there is one. Never: shows an answer, or puts one
 question in two splits.
 """
 
@@ -60,8 +60,8 @@ class QuestionsEnv(gymnasium.Env[Observation, str]):
     def notes(self) -> list[str]:
         """Return what a user should know about the dataset before a run."""
         pairs = similar_questions(self._dataset)
-        shown = "; ".join(f"{one.where} and {other.where}" for one, other in pairs[:3])
-        count = f"{len(pairs):,} questions are similar to one of another split: {shown}"
+        shown = "; ".join(f"{one.where} and {other.where}" for one, other in pairs[:2])
+        count = f"Questions that are similar to one of another split: {len(pairs):,} ({shown})"
         return [*self._dataset.notes, *([count] if pairs else [])]
 
     def reset(
@@ -83,11 +83,12 @@ class QuestionsEnv(gymnasium.Env[Observation, str]):
         """Score the answer."""
         if self._question is None:
             raise RuntimeError("no question is open: call reset() first")
-        answers, self._question = self._question.answers, None
-        if not answers or self.config.preset:  # only the reward knows what is right
-            return "Answered.", 0.0, True, False, {}
-        right = " ".join(action.split()) in {" ".join(one.split()) for one in answers}
-        return "Answered.", float(right), True, False, {"success": right}
+        question, self._question = self._question, None
+        accepted = [*question.answers, question.demonstration or ""]
+        right = " ".join(action.split()) in {" ".join(one.split()) for one in accepted if one}
+        # Of other answers in a preset's form, only the reward knows whether they are right.
+        is_known = right or (question.answers and not self.config.preset)
+        return "Answered.", float(right), True, False, {"success": right} if is_known else {}
 
     @staticmethod
     def fit(*args: Any, **settings: Any) -> RunReport:

@@ -74,7 +74,7 @@ def test_a_question_in_two_splits_is_refused_or_dropped(tmp_path):
     assert "\n" not in str(caught.value)
     dataset = read_dataset(QuestionsConfig(file=str(tmp_path), duplicates="drop"))
     assert len(dataset.splits["test"]) == 21
-    assert dataset.notes == ("dropped 1 questions that are also in a held-out split",)
+    assert dataset.notes == ("Dropped questions that are also in a held-out split: 1",)
 
 
 def test_similar_questions_of_other_splits_are_reported(tmp_path):
@@ -102,7 +102,7 @@ def test_similar_questions_of_other_splits_are_reported(tmp_path):
     pairs = similar_questions(read_dataset(QuestionsConfig(**options)))
     assert {one.where.rpartition("row ")[2] for pair in pairs for one in pair} == {"1", "2"}
     (note,) = registry.make("questions", **options).notes()
-    assert note.startswith("2 questions are similar to one of another split:")
+    assert note.startswith("Questions that are similar to one of another split: 2 (")
 
 
 def test_an_empty_split_says_how_to_fill_it(tmp_path):
@@ -159,7 +159,7 @@ def test_splits_of_a_dataset_on_the_hub_are_used():
     dataset = read_dataset(QuestionsConfig(file="acme/sums", subset="main", split_seed=7))
     assert len(dataset.splits["test"]) == 10
     assert all(dataset.splits.values())
-    assert dataset.notes == ("ignored the splits extra",)
+    assert dataset.notes == ("Ignored splits: extra",)
 
 
 @pytest.mark.usefixtures("hub")

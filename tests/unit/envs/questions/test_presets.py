@@ -47,7 +47,9 @@ def test_the_right_answer_is_read(tmp_path, preset, row, reference):
         assert reward.score(asked(shown, context=context)).value == 1.0
         assert reward.score(asked(f"I think: {shown}.", context=context)).value == 1.0
         assert reward.score(asked("I do not know", context=context)).value == 0.0
-    assert env.step(shown)[4] == {}
+    assert env.step(shown)[4] == {"success": True}  # for a warm start
+    env.reset(options={"task": 0})
+    assert env.step(f"I think: {shown}.")[4] == {}
 
 
 @pytest.mark.parametrize(
