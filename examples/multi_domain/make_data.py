@@ -6,10 +6,10 @@ from itertools import combinations
 from pathlib import Path
 
 NUM_ROWS = 200
-WORDS = (
-    "apple bread chair dance eagle flute grape house island jewel kite lemon mouse night ocean "
-    "paper queen river stone table uncle violin water yard zebra"
-).split()
+WORDS = """
+    apple bread chair dance eagle flute grape house island jewel kite lemon mouse night ocean
+    paper queen river stone table uncle violin water yard zebra
+""".split()  # noqa: SIM905
 OPERATIONS = {"add": "+", "subtract": "-", "multiply": "*"}
 
 

@@ -1,8 +1,8 @@
 """Questions, each answered in one turn.
 
 Takes: an answer. Gives: 1 if it equals the right one except for spaces, else 0; and the columns of
-the row, to the run's reward, which decides success if there is one. Never: shows an answer, or puts one
-question in two splits.
+the row, to the run's reward, which decides success if there is one. Never: shows an answer, or puts
+one question in two splits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import gymnasium
 
 from rollart_core.errors import UserError
+from rollart_core.plugins import registry
 from rollart_core.spaces import Messages, Text
 from rollart_core.types import Observation
 from rollart_envs.questions.config import QuestionsConfig
@@ -93,9 +94,9 @@ class QuestionsEnv(gymnasium.Env[Observation, str]):
     @staticmethod
     def fit(*args: Any, **settings: Any) -> RunReport:
         """Train a model on a dataset; see :func:`rollart_core.fit`."""
-        from rollart_envs.questions.fit import fit
-
-        return fit(*args, **settings)
+        call: Any = registry.load_object("rollart_envs.questions.fit:fit", "questions")
+        report: RunReport = call(*args, **settings)
+        return report
 
     def close(self) -> None:
         """Forget the question; can be called twice."""

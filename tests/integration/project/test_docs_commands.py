@@ -56,7 +56,7 @@ def shown(leave_out: Sequence[Path] = ()) -> list[str]:
 def filled(tmp_path: Path) -> Path:
     """A folder that can stand for what a person fills in."""
     (tmp_path / "config.json").write_text("{}")
-    rows = ({"question": f"What is {n}?", "answer": str(n)} for n in range(400))
+    rows = ({"question": f"What is {n}?", "answer": str(n)} for n in range(4_000))
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return tmp_path
 
