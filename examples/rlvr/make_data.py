@@ -4,13 +4,13 @@ import json
 import random
 import sys
 
-draw = random.Random(0)
-questions = {}
-while len(questions) < 4000:
-    largest = draw.randint(3, 9)  # each answer is equally likely
-    digits = [largest, *(draw.randint(0, largest) for _ in range(4))]
-    draw.shuffle(digits)
-    questions[f"What is the largest digit of {''.join(map(str, digits))}?"] = str(largest)
+random.seed(0)
+answers = {}
+while len(answers) < 4000:
+    num_even = random.randint(0, 5)  # each answer is equally likely
+    digits = random.choices("02468", k=num_even) + random.choices("13579", k=5 - num_even)
+    random.shuffle(digits)
+    answers[f"How many digits of {''.join(digits)} are even?"] = str(num_even)
 with open(sys.argv[1], "w") as file:
-    for question, answer in questions.items():
+    for question, answer in answers.items():
         print(json.dumps({"question": question, "answer": answer}), file=file)

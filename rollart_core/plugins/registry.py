@@ -272,11 +272,14 @@ def others_first(kind: str) -> list[Registered]:
 def kind_of(path: str) -> str:
     """Return the kind of ``module:Class``: that of its base class, or environments.
 
-    For the class of an agent environment, return ``agents``.
+    For the class of an agent environment, return ``agents``; for a function, ``rewards``.
     """
     module, _, name = path.partition(":")
+    _find_in_current_folder(module.partition(".")[0])
     try:
         found = getattr(importlib.import_module(module), name)
+        if inspect.isroutine(found):
+            return "rewards"
         for base in inspect.getmro(found):
             if kind := _KIND_OF_BASE.get(f"{base.__module__}.{base.__qualname__}"):
                 return kind
