@@ -145,6 +145,16 @@ _COMMANDS: Final = (
         summary="Run a benchmark. If no name is given, list all benchmarks.",
     ),
     CommandSpec(
+        name="info",
+        entry_point="rollart_plugins.info:info",
+        summary="Show the spec and the options of a plugin.",
+    ),
+    CommandSpec(
+        name="scale",
+        entry_point="rollart_plugins.scale:scale",
+        summary="Change the number of engines and env workers in a live run.",
+    ),
+    CommandSpec(
         name="sandbox",
         entry_point="rollart_sandboxes.cli:app",
         summary="List live sandboxes, remove those of killed runs, and test which types work here.",

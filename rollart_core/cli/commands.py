@@ -40,7 +40,7 @@ COMMANDS: dict[str, Command] = {
         "rollart list environments --json",
     ),
     "info": Command(
-        f"{_HERE}.info:info",
+        None,
         "Show the spec and the options of a plugin.",
         "rollart info webshop/WebShop-v1",
     ),
@@ -100,7 +100,7 @@ COMMANDS: dict[str, Command] = {
         "rollart rescore runs/hello-20260101-120000 --reward exact-match",
     ),
     "scale": Command(
-        f"{_HERE}.scale:scale",
+        None,
         "Change the number of engines and env workers in a live run.",
         "rollart scale runs/hello-20260101-120000 engines=2",
     ),

@@ -112,6 +112,8 @@ class EpisodeDependencies:
     stop_token_ids: tuple[int, ...]
     limits: EpisodeLimits
     seed: int
+    success_from: float | None = None
+    """The reward from which an episode is a success; None: the environment decides success."""
     expert: Callable[[EnvEpisode, GenerateRequest], Awaitable[GenerateResult]] | None = None
     """Replaces the engine, for demonstrations and baselines."""
 
@@ -175,14 +177,15 @@ async def run_episode(
             on_cancel(failed(CancelledFailure("cancelled", boundary="episode").failure()))
         raise
     last = record.last
+    success, score = _decided(result, record, deps.success_from)
     return Trajectory(
         ticket,
         "truncated" if record.truncated else "finished",
         samples=conversation.samples(),
         turns=tuple(record.turns),
         reward=result.value,
-        score=record.env_return,
-        success=last.success if last else None,
+        score=score,
+        success=success,
         reward_components={**(last.components if last else {}), **result.components},
         env_components=last.components if last else {},
         context=record.context,
@@ -253,7 +256,7 @@ async def _turn(
         answer = await episode.step(action)
     else:
         answer = await step_with_tools(episode, parsed, len(record.turns), record.tools)
-    text = _text(observed.observation)
+    text = as_text(observed.observation)
     plain = (*_messages(text), Message(role="assistant", content=action))
     record.turns.append(
         Turn(
@@ -318,6 +321,15 @@ def _request(ticket: Ticket, record: _Record, conversation: Dialogue) -> RewardR
     )
 
 
+def _decided(
+    result: RewardResult, record: _Record, success_from: float | None
+) -> tuple[bool | None, float]:
+    """Return success and score: by the environment, or by the reward if it leaves them to it."""
+    if success_from is None:
+        return record.last.success if record.last else None, record.env_return
+    return result.components.get("success", result.value) >= success_from, result.value
+
+
 def check_return(value: float, limits: EpisodeLimits, what: str) -> None:
     """Check the return of an episode against the range of its environment.
 
@@ -328,7 +340,8 @@ def check_return(value: float, limits: EpisodeLimits, what: str) -> None:
         raise EnvironmentFailure(f"{what}: {problem}", boundary=what)
 
 
-def _text(observation: Observation) -> str:
+def as_text(observation: Observation) -> str:
+    """Return an observation as one text; each message begins with its role."""
     if isinstance(observation, str):
         return observation
     return "\n".join(f"{m['role']}: {m['content']}" for m in observation)
