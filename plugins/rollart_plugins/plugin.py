@@ -105,6 +105,11 @@ _COMMANDS: Final = (
         summary="Run static, runtime and semantic checks on a plugin, a project folder or a wheel.",
     ),
     CommandSpec(
+        name="audit",
+        entry_point="rollart_view.audit:audit",
+        summary="Report what happened to every ticket of a run.",
+    ),
+    CommandSpec(
         name="diagnose",
         entry_point="rollart_view.diagnosis.diagnose:diagnose_command",
         summary="Find problems in a run, such as a collapse, and suggest what to change.",
@@ -117,7 +122,12 @@ _COMMANDS: Final = (
     CommandSpec(
         name="export",
         entry_point="rollart_view.export:export_command",
-        summary="Export the trajectories of runs as JSON Lines, Parquet or ShareGPT conversations.",
+        summary="Export the trajectories of runs as records, conversations or datasets.",
+    ),
+    CommandSpec(
+        name="rescore",
+        entry_point="rollart_view.rescore:rescore_command",
+        summary="Score the recorded trajectories of a run again, with any reward.",
     ),
     CommandSpec(
         name="plan",
@@ -133,6 +143,16 @@ _COMMANDS: Final = (
         name="bench",
         entry_point="rollart_bench.cli:bench",
         summary="Run a benchmark. If no name is given, list all benchmarks.",
+    ),
+    CommandSpec(
+        name="info",
+        entry_point="rollart_plugins.info:info",
+        summary="Show the spec and the options of a plugin.",
+    ),
+    CommandSpec(
+        name="scale",
+        entry_point="rollart_plugins.scale:scale",
+        summary="Change the number of engines and env workers in a live run.",
     ),
     CommandSpec(
         name="sandbox",

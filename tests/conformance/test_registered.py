@@ -105,8 +105,8 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
         return [CheckResult("start", CheckOutcome.SKIP, why)]
     if plugin_id == "rollart/Docker-v1" and (why := no_docker()):
         return [CheckResult("start", CheckOutcome.SKIP, why)]
-    if plugin_id == "rollart/Wandb-v1" and find_spec("wandb") is None:
-        return [CheckResult("logs", CheckOutcome.SKIP, "wandb is in rollart[wandb]")]
+    if (package := TRACKERS.get(plugin_id)) and find_spec(package) is None:
+        return [CheckResult("logs", CheckOutcome.SKIP, f"{package} is in rollart[{package}]")]
     if plugin_id in NEEDS_A_SERVER:
         return [CheckResult("start", CheckOutcome.SKIP, NEEDS_A_SERVER[plugin_id])]
     if plugin_id in JUDGES:
@@ -116,6 +116,11 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
     return check_part(kind, plugin_id, folder, OPTIONS.get(plugin_id))
 
 
+TRACKERS = {
+    "rollart/Wandb-v1": "wandb",
+    "rollart/Mlflow-v1": "mlflow",
+    "rollart/Trackio-v1": "trackio",
+}
 NEEDS_A_SERVER = {
     "rollart/SGLang-v1": "it needs SGLang: tests/sglang_cpu",
     "rollart/RewardModel-v1": "it needs a model: tests/integration/rewards/test_reward_model.py",

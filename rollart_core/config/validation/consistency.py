@@ -118,6 +118,10 @@ def without_effect(config: RunConfig, envs: Sequence[EnvSpec] = ()) -> list[Prob
     ):
         which = ", ".join(env.id for env in envs)
         found.append((("deadlines", "sandbox_ttl_s"), f"with {which}, which needs no sandbox"))
+    own_success = envs and not any(env.success_by_reward for env in envs)
+    if own_success and "success_from" in config.scoring.model_fields_set:
+        why = "because the environments decide success themselves"
+        found.append((("scoring", "success_from"), why))
     if config.failures.hang_s is None and "heartbeat_s" in config.failures.model_fields_set:
         found.append((("failures", "heartbeat_s"), "with failures.hang_s: null"))
     if isinstance(config.model, RemoteModel) and "max_context_tokens" in (
