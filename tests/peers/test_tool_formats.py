@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from support.tool_cases import FAMILIES, KINDS, cases
 
-pytest.importorskip("renderers")
 pytestmark = pytest.mark.peers
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
