@@ -329,7 +329,8 @@ class RunEnvs:
         if calling and tokenizer.tool_format is None:
             raise ConfigError(
                 f"model: {calling[0]} has tools, but the chat template in {model_path} does not "
-                "show tools or writes calls in an unknown format: use a model that supports tools"
+                "show tools or writes calls in an unknown format: use a model that supports tools "
+                "(see `rollart list tool_formats`)"
             )
         most = self._run.config.rollout.max_context_tokens
         begin = partial(Conversation, tokenizer, max_context_tokens=most)
