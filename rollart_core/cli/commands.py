@@ -45,22 +45,22 @@ COMMANDS: dict[str, Command] = {
         "rollart info webshop/WebShop-v1",
     ),
     "new-env": Command(
-        f"{_HERE}.new:new_env",
+        None,
         "Create a package with an environment that passes its own tests.",
         "rollart new-env acme-maze --id acme/Maze-v1 --non-interactive",
     ),
     "new-reward": Command(
-        f"{_HERE}.new:new_reward",
+        None,
         "Create a package with a reward function.",
         "rollart new-reward acme-brevity --non-interactive",
     ),
     "new-algorithm": Command(
-        f"{_HERE}.new:new_algorithm",
+        None,
         "Create a package with a training algorithm.",
         "rollart new-algorithm acme-loo --non-interactive",
     ),
     "new-mapper": Command(
-        f"{_HERE}.new:new_mapper",
+        None,
         "Create a package with a hardware mapper.",
         "rollart new-mapper acme-split --non-interactive",
     ),

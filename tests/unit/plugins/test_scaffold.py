@@ -7,12 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from rollart_core.cli import build_app
-from rollart_core.cli import new as render
-from rollart_core.cli import package_names as names
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import UserError
 from rollart_core.plugins import manager as plugins
 from rollart_core.plugins.hookspecs import hookimpl
+from rollart_plugins import new as render
+from rollart_plugins import package_names as names
 from rollart_registry import wheel
 
 KINDS = tuple(names.REGISTERED_AS)

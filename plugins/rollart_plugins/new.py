@@ -22,8 +22,8 @@ import typer
 from packaging.version import Version
 
 from rollart_core.cli.output import print_json
-from rollart_core.cli.package_names import Kind, PackageName, name_package, refuse_taken
 from rollart_core.errors import UserError, did_you_mean, first_line
+from rollart_plugins.package_names import Kind, PackageName, name_package, refuse_taken
 
 Name = Annotated[str, typer.Argument(help="Your team and a topic, such as acme-maze.")]
 Id = Annotated[
