@@ -88,6 +88,13 @@ _COMMANDS: Final = (
         summary="Serve one reward as an HTTP function.",
     ),
     CommandSpec(
+        name="sft",
+        entry_point="rollart_plugins.sft.run:sft",
+        summary=(
+            "Fine-tune a model on conversations, questions with answers, or exported trajectories."
+        ),
+    ),
+    CommandSpec(
         name="new-env",
         entry_point="rollart_plugins.new:new_env",
         summary="Create a package with an environment that passes its own tests.",

@@ -29,6 +29,11 @@ COMMANDS: dict[str, Command] = {
         "Train a policy as a config file describes.",
         "rollart run examples/hello.yaml trainer.lr=1e-4",
     ),
+    "sft": Command(
+        None,
+        "Fine-tune a model on conversations, questions with answers, or exported trajectories.",
+        "rollart sft train.jsonl model=./model trainer.lr=1e-4",
+    ),
     "eval": Command(
         f"{_HERE}.eval:evaluate",
         "Score models, OpenAI-compatible endpoints and baselines on held-out tasks.",
