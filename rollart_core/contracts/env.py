@@ -102,7 +102,8 @@ class EnvSpec(PluginSpec):
     """Whether it needs the network."""
     tools: bool = False
     """Whether it declares tools in ``info["tools"]`` of ``reset``. Its actions are then texts of
-    :class:`rollart_core.rollout.tools.action.ToolAction`."""
+    :class:`rollart_core.rollout.tools.action.ToolAction`. For an agent: whether its program sends
+    tools. An unregistered class is a ``ToolEnv`` or has the class attribute ``tools = True``."""
     workload: Workload = field(default_factory=Workload)
     """Expected load per turn, until the run has measured values."""
     licence: str = ""

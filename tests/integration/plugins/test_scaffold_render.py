@@ -136,7 +136,7 @@ def test_an_agent_environment_is_made_and_what_is_neither_is_refused(tmp_path: P
     assert "kind: agent" in (tmp_path / "acme-guess/acme_guess/rollart.yaml").read_text()
     refused = scaffold("new-env", "acme-guess", "--kind", "agnet", "--output", str(tmp_path))
     assert refused.code == 1
-    assert "is not one of step, agent. Did you mean 'agent'?" in refused.error
+    assert "is not one of step, tool, agent. Did you mean 'agent'?" in refused.error
 
 
 def test_json_says_what_was_made(tmp_path: Path) -> None:

@@ -160,5 +160,5 @@ def test_what_exists_is_never_written_over(tmp_path: Path) -> None:
 def test_other_kinds_of_environments_are_refused(tmp_path: Path) -> None:
     done = scaffold("new-env", "acme-maze", "--kind", "stop", "--output", str(tmp_path))
     assert done.code == 1
-    assert "not one of step, agent. Did you mean 'step'?" in done.error
+    assert "not one of step, tool, agent. Did you mean 'step'?" in done.error
     assert list(tmp_path.iterdir()) == []
