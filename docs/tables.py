@@ -43,6 +43,7 @@ from rollart_core.rollout.tools.action import ToolAction
 from rollart_core.types import Group, Sample, Trajectory
 from rollart_plugins.adapters.base import AdapterOptions
 from rollart_plugins.info import FieldHelp, fields_of
+from rollart_plugins.sft.config import SftCheckpoint, SftConfig
 from rollart_sandboxes.isolation.config import Isolation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,6 +114,8 @@ def all_tables() -> dict[str, Callable[[], str]]:
         tables[f"plugin.{name}"] = lambda model=model: _fields(fields_of(model))
     for model in (Suite, SuiteEnv):
         tables[f"evals.{model.__name__}"] = lambda model=model: _fields(fields_of(model))
+    for model in (SftConfig, SftCheckpoint):
+        tables[f"sft.{model.__name__}"] = lambda model=model: _fields(fields_of(model))
     for record in RECORDS:
         tables[f"record.{record.__name__}"] = lambda record=record: _record(record)
     tables["isolation"] = lambda: _fields(fields_of(Isolation))

@@ -81,7 +81,7 @@ def test_our_command_names_are_taken() -> None:
 
 
 def test_an_unknown_command_is_a_usage_error_that_names_the_nearest(rollart: Run) -> None:
-    code, out, err = rollart("lst")
+    code, out, err = rollart("lisst")
     assert (code, out) == (2, "")
     assert "Did you mean 'list'?" in err
 

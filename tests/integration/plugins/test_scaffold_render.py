@@ -11,11 +11,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rollart_core.cli import build_app, new
-from rollart_core.cli import new as render
-from rollart_core.cli import package_names as names
+from rollart_core.cli import build_app
 from rollart_core.errors import UserError
 from rollart_core.plugins import manager as plugins
+from rollart_plugins import new as render
+from rollart_plugins import package_names as names
 
 KINDS = tuple(names.REGISTERED_AS)
 WORDING = render.Wording("acme", "Made for a test.")
@@ -136,7 +136,7 @@ def test_an_agent_environment_is_made_and_what_is_neither_is_refused(tmp_path: P
     assert "kind: agent" in (tmp_path / "acme-guess/acme_guess/rollart.yaml").read_text()
     refused = scaffold("new-env", "acme-guess", "--kind", "agnet", "--output", str(tmp_path))
     assert refused.code == 1
-    assert "is not one of step, agent. Did you mean 'agent'?" in refused.error
+    assert "is not one of step, tool, agent. Did you mean 'agent'?" in refused.error
 
 
 def test_json_says_what_was_made(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_json_says_what_was_made(tmp_path: Path) -> None:
 def test_on_a_terminal_it_asks_until_the_id_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(new, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr(render, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     answers = "toy/Maze-v1\nlabs/Dark-v2\nAda\n\n"
     done = scaffold("new-env", "acme-maze", "--output", str(tmp_path), stdin=answers)
     assert done.code == 0, done
