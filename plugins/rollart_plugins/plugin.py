@@ -98,6 +98,11 @@ _COMMANDS: Final = (
         summary="Run static, runtime and semantic checks on a plugin, a project folder or a wheel.",
     ),
     CommandSpec(
+        name="audit",
+        entry_point="rollart_view.audit:audit",
+        summary="Report what happened to every ticket of a run.",
+    ),
+    CommandSpec(
         name="diagnose",
         entry_point="rollart_view.diagnosis.diagnose:diagnose_command",
         summary="Find problems in a run, such as a collapse, and suggest what to change.",
@@ -126,6 +131,11 @@ _COMMANDS: Final = (
         name="bench",
         entry_point="rollart_bench.cli:bench",
         summary="Run a benchmark. If no name is given, list all benchmarks.",
+    ),
+    CommandSpec(
+        name="model",
+        entry_point="rollart_plugins.model:app",
+        summary="Create a small model with random weights.",
     ),
     CommandSpec(
         name="sandbox",

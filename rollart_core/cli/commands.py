@@ -75,7 +75,7 @@ COMMANDS: dict[str, Command] = {
         "rollart check webshop/WebShop-v1",
     ),
     "audit": Command(
-        f"{_HERE}.audit:audit",
+        None,
         "Report what happened to every ticket of a run.",
         "rollart audit runs/hello-20260101-120000",
     ),
@@ -125,7 +125,7 @@ COMMANDS: dict[str, Command] = {
         "rollart build ./acme-maze",
     ),
     "model": Command(
-        f"{_HERE}.model:app",
+        None,
         "Create a small model with random weights.",
         "rollart model new ./my-model --env webshop width=128",
     ),
