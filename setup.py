@@ -19,7 +19,7 @@ class BuildWithTemplates(build_py):
         """Build, then copy."""
         super().run()
         if not self.editable_mode:
-            target = Path(self.build_lib, "rollart_core", "cli", TEMPLATES)
+            target = Path(self.build_lib, "rollart_plugins", TEMPLATES)
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(TEMPLATES, target, ignore=shutil.ignore_patterns("__pycache__"))
 

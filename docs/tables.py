@@ -43,6 +43,7 @@ from rollart_core.rollout.tools.action import ToolAction
 from rollart_core.types import Group, Sample, Trajectory
 from rollart_plugins.adapters.base import AdapterOptions
 from rollart_plugins.info import FieldHelp, fields_of
+from rollart_plugins.sft.config import SftCheckpoint, SftConfig
 from rollart_sandboxes.isolation.config import Isolation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,6 +114,8 @@ def all_tables() -> dict[str, Callable[[], str]]:
         tables[f"plugin.{name}"] = lambda model=model: _fields(fields_of(model))
     for model in (Suite, SuiteEnv):
         tables[f"evals.{model.__name__}"] = lambda model=model: _fields(fields_of(model))
+    for model in (SftConfig, SftCheckpoint):
+        tables[f"sft.{model.__name__}"] = lambda model=model: _fields(fields_of(model))
     for record in RECORDS:
         tables[f"record.{record.__name__}"] = lambda record=record: _record(record)
     tables["isolation"] = lambda: _fields(fields_of(Isolation))
@@ -257,14 +260,18 @@ def _command(name: str, command: Any) -> Iterator[str]:
     usage = command.collect_usage_pieces(command.context_class(command, info_name=name))
     yield f"### {name}"
     yield _cell(inspect.cleandoc(command.help or "").split("\n\n")[0])
-    yield f"```text\nUsage: rollart {' '.join([name, *usage])}\n```"
-    rows = [
-        (f"`{', '.join((*p.opts, *p.secondary_opts))}`", _cell(p.help or ""))
-        for p in command.params
-        if not p.hidden
-    ]
+    plain = re.sub(r"\{(.+?)\}", r"\1", " ".join([name, *usage]))
+    yield f"```text\nUsage: rollart {plain}\n```"
+    rows = [(f"`{_parameter(p)}`", _cell(p.help or "")) for p in command.params if not p.hidden]
     if rows:
         yield _table(("argument or option", "meaning"), rows)
+
+
+def _parameter(parameter: Any) -> str:
+    """Return the name of an argument as the usage shows it, or the names of an option."""
+    if parameter.param_type_name == "argument" and parameter.metavar:
+        return _cell(parameter.metavar)
+    return ", ".join((*parameter.opts, *parameter.secondary_opts))
 
 
 def _errors() -> str:

@@ -34,7 +34,10 @@ def plan(
     ] = Path("cluster.yaml"),
     mapper: Annotated[
         list[str] | None,
-        typer.Option("--mapper", help="Another mapper to compare the plan with. Can be repeated."),
+        typer.Option(
+            "--mapper",
+            help="Plan with this mapper, and compare it with that of the config. Can be repeated.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -45,16 +48,17 @@ def plan(
 
     described = load_cluster(cluster)
     run = resolve_run(load_config(config, overrides or []), source=config)
-    plans = {run.config.mapper.id: _planned(run, described, config)}
-    memory = _memory(run, described, next(iter(plans.values())))
-    for name in mapper or []:
-        plans[name] = _planned(_with_mapper(run, name, config), described, config)
+    own = run.config.mapper.id
+    names = list(dict.fromkeys([*(mapper or []), own]))
+    runs = {name: run if name == own else _with_mapper(run, name, config) for name in names}
+    plans = {name: _planned(one, described, config) for name, one in runs.items()}
+    chosen = names[0]
+    memory = _memory(runs[chosen], described, plans[chosen])
     if as_json:
-        first = next(iter(plans.values()))
-        said = {"mapper": run.config.mapper.id, "compared": _compared(plans)}
-        print_json({**asdict(first), **said, "memory": [_as_dict(v) for v in memory]})
+        said = {"mapper": chosen, "compared": _compared(plans)}
+        print_json({**asdict(plans[chosen]), **said, "memory": [_as_dict(v) for v in memory]})
     else:
-        _show(next(iter(plans)), next(iter(plans.values())), described)
+        _show(chosen, plans[chosen], described)
         _show_memory(memory)
         if len(plans) > 1:
             _show_compared(plans)

@@ -95,6 +95,33 @@ _COMMANDS: Final = (
         summary="Serve one reward as an HTTP function.",
     ),
     CommandSpec(
+        name="sft",
+        entry_point="rollart_plugins.sft.run:sft",
+        summary=(
+            "Fine-tune a model on conversations, questions with answers, or exported trajectories."
+        ),
+    ),
+    CommandSpec(
+        name="new-env",
+        entry_point="rollart_plugins.new:new_env",
+        summary="Create a package with an environment that passes its own tests.",
+    ),
+    CommandSpec(
+        name="new-reward",
+        entry_point="rollart_plugins.new:new_reward",
+        summary="Create a package with a reward function.",
+    ),
+    CommandSpec(
+        name="new-algorithm",
+        entry_point="rollart_plugins.new:new_algorithm",
+        summary="Create a package with a training algorithm.",
+    ),
+    CommandSpec(
+        name="new-mapper",
+        entry_point="rollart_plugins.new:new_mapper",
+        summary="Create a package with a hardware mapper.",
+    ),
+    CommandSpec(
         name="play",
         entry_point="rollart_testing.terminal:play",
         summary="Play an environment in the terminal.",
@@ -161,7 +188,7 @@ _COMMANDS: Final = (
     ),
     CommandSpec(
         name="model",
-        entry_point="rollart_plugins.models.cli:app",
+        entry_point="rollart_plugins.model:app",
         summary="Create a small model, or check which parts can train and serve a model.",
     ),
     CommandSpec(

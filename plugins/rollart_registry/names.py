@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from rollart_core.cli.package_names import own_namespaces
 from rollart_core.contracts.spec import ID_PATTERN
 from rollart_core.errors import RegistryError
+from rollart_plugins.package_names import own_namespaces
 
 OWNER_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 RESERVED_OWNERS: Final = frozenset({"root", "targets", "snapshot", "timestamp", "index"})

@@ -29,6 +29,11 @@ COMMANDS: dict[str, Command] = {
         "Train a policy as a config file describes.",
         "rollart run examples/hello.yaml trainer.lr=1e-4",
     ),
+    "sft": Command(
+        None,
+        "Fine-tune a model on conversations, questions with answers, or exported trajectories.",
+        "rollart sft train.jsonl model=./model trainer.lr=1e-4",
+    ),
     "eval": Command(
         f"{_HERE}.eval:evaluate",
         "Score models, OpenAI-compatible endpoints and baselines on held-out tasks.",
@@ -45,22 +50,22 @@ COMMANDS: dict[str, Command] = {
         "rollart info webshop/WebShop-v1",
     ),
     "new-env": Command(
-        f"{_HERE}.new:new_env",
+        None,
         "Create a package with an environment that passes its own tests.",
         "rollart new-env acme-maze --id acme/Maze-v1 --non-interactive",
     ),
     "new-reward": Command(
-        f"{_HERE}.new:new_reward",
+        None,
         "Create a package with a reward function.",
         "rollart new-reward acme-brevity --non-interactive",
     ),
     "new-algorithm": Command(
-        f"{_HERE}.new:new_algorithm",
+        None,
         "Create a package with a training algorithm.",
         "rollart new-algorithm acme-loo --non-interactive",
     ),
     "new-mapper": Command(
-        f"{_HERE}.new:new_mapper",
+        None,
         "Create a package with a hardware mapper.",
         "rollart new-mapper acme-split --non-interactive",
     ),

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from rollart_core.config.base import PluginRef
 from rollart_core.config.problems import Problem
-from rollart_core.contracts.adapter import split_id
+from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.reward import RewardSpec
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.errors import UserError
@@ -88,7 +88,7 @@ class PluginFinder:
         self, found: Registered, options: dict[str, Any], complete: bool, key: tuple[str | int, ...]
     ) -> Any:
         plugin, spec = found.plugin, cast("PluginSpec", found.spec)
-        if complete and split_id(spec.id):
+        if complete and isinstance(spec, EnvSpec) and ":" in spec.id:
             try:
                 spec = registry.env_spec(spec.id, options)
             except UserError as e:

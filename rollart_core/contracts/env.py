@@ -108,7 +108,8 @@ class EnvSpec(PluginSpec):
     tasks and shows the first one, then does not build it."""
     tools: bool = False
     """Whether it declares tools in ``info["tools"]`` of ``reset``. Its actions are then texts of
-    :class:`rollart_core.rollout.tools.action.ToolAction`."""
+    :class:`rollart_core.rollout.tools.action.ToolAction`. For an agent: whether its program sends
+    tools. An unregistered class is a ``ToolEnv`` or has the class attribute ``tools = True``."""
     workload: Workload = field(default_factory=Workload)
     """Expected load per turn, until the run has measured values."""
     licence: str = ""

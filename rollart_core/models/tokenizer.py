@@ -111,7 +111,7 @@ class ChatTokenizer:
         Raises:
             TemplateRefusal: If the chat template rejects the message.
         """
-        if not message.get("tool_calls"):
+        if not (message.get("tool_calls") or message.get("reasoning_content")):
             return message["content"]
         asked = Message(role="user", content="?")
         prompt = self.render([asked], add_generation_prompt=True)

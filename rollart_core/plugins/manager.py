@@ -165,7 +165,7 @@ KINDS: Final[Mapping[str, type[AnySpec]]] = MappingProxyType(
 _log = logging.getLogger(__name__)
 
 RESERVED_COMMANDS: Final = frozenset(
-    """run eval list info play new-env new-reward new-algorithm new-mapper check registry plan
+    """run sft eval list info play new-env new-reward new-algorithm new-mapper check registry plan
     simulate audit view
     build sandbox model plot export scale bench diagnose""".split()  # noqa: SIM905 - one word a command
 )

@@ -138,10 +138,16 @@ def env_spec(plugin_id: str, options: Mapping[str, object] | None = None) -> Env
     found = cast("EnvSpec", spec("environments", plugin_id))
     parts = split_id(plugin_id)
     if parts is None:
-        return found
+        return _with_tools(found) if ":" in plugin_id else found
     checked = checked_options("environments", plugin_id, options or {})
     said = _adapter(parts[0]).spec(parts[1], checked)
     return replace(said, id=found.id, entry_point=found.entry_point, config=found.config)
+
+
+def _with_tools(spec: EnvSpec) -> EnvSpec:
+    """Return the spec of an unregistered class, which has tools if it says so or is a ToolEnv."""
+    tools = getattr(resolve("environments", spec.id), "tools", False)
+    return replace(spec, tools=tools is True or callable(tools))
 
 
 def resolve(kind: str, plugin_id: str) -> type[Any]:

@@ -187,7 +187,7 @@ def build_trainer(
     config: TrainerConfig,
     algorithm: ResolvedPlugin[AlgorithmSpec],
     model: ModelArgs,
-    channel: ChannelArgs,
+    channel: ChannelArgs | None,
     settings: Mapping[str, Any],
     ranks: RankArgs | None = None,
     algorithms: Mapping[str, ResolvedPlugin[AlgorithmSpec]] | None = None,
@@ -198,7 +198,7 @@ def build_trainer(
         config: The ``trainer`` section.
         algorithm: The algorithm plugin.
         model: The model.
-        channel: The channel that weights are published to.
+        channel: The channel that weights are published to; None if no engine needs them.
         settings: ``temperature``, ``deterministic``, ``seed`` and ``beside``.
         ranks: This rank; None if there is only one.
         algorithms: The algorithm of each environment, by its name. Empty unless an environment has
@@ -222,7 +222,7 @@ def build_trainer(
         model_path=model.path,
         dtype=model.dtype,
         device=model.device,
-        channel=channel.open(),
+        channel=channel.open() if channel else None,
         **settings,
     )
 

@@ -106,7 +106,7 @@ def prepare_mapping(
     if makes_folder and (fault := runs_dir_fault(config.runs_dir)):
         problems.append(Problem(("runs_dir",), fault))
     if trains and isinstance(runtime, InlineRuntime):
-        problems += _no_device(config)
+        problems += no_device(config.model)
     if found.run is None or problems:
         raise as_error(problems, source, overridden)
     return found.run
@@ -168,9 +168,9 @@ def _preview(env: ResolvedEnv) -> TaskPreview:
         made.close()
 
 
-def _no_device(config: RunConfig) -> list[Problem]:
+def no_device(model: object) -> list[Problem]:
     """Return why the model cannot use its device; imports torch only for ``cuda``."""
-    if getattr(config.model, "device", None) != "cuda":
+    if getattr(model, "device", None) != "cuda":
         return []
     try:
         import torch

@@ -208,6 +208,19 @@ class Trainer:
             "train_s": wall_s,
         }
 
+    def held_out_loss(self, samples: Sequence[Sample]) -> float:
+        """Return the mean cross-entropy of the loss tokens at temperature 1, without an update.
+
+        Raises:
+            ValueError: If no sample has a loss token.
+        """
+        total = sum(s.num_loss_tokens for s in samples)
+        if not total:
+            raise ValueError("no sample has a loss token: there is nothing to measure")
+        with self._determinism(), self._policy.at_temperature(1.0):
+            rows = signal_rows(self._policy, samples, self._config.max_tokens_per_microbatch)
+        return -sum(float(row.sum(dtype="float64")) for row in rows) / total
+
     def publish(self, policy_version: int) -> Publication:
         """Publish the weights on the channel, under transformers' names, without a tied head.
 

@@ -278,7 +278,7 @@ def _samples(
     for observation, action in episode.turns:
         conversation.observe(observation)
         text = _written(tokenizer, action) if episode.tools else action
-        conversation.record(_as_sampled(tokenizer, text))
+        conversation.record(as_sampled(tokenizer, text))
         if conversation.num_tokens > max_context_tokens:
             return ()
     return conversation.samples()
@@ -295,7 +295,7 @@ def _written(tokenizer: ChatTokenizer, action: str) -> str:
         ) from e
 
 
-def _as_sampled(tokenizer: ChatTokenizer, action: str) -> GenerateResult:
+def as_sampled(tokenizer: ChatTokenizer, action: str) -> GenerateResult:
     """Return the action and the stop token as if the engine had sampled them."""
     token_ids = [*tokenizer.encode(action), tokenizer.stop_token_ids[0]]
     num_tokens = len(token_ids)

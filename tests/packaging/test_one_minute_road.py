@@ -24,6 +24,7 @@ ROAD = (
 )
 SCAFFOLDS = {
     "new-env": ("acme-grid-maze", "acme/GridMaze-v1"),
+    "new-env --kind tool": ("acme-teams", "acme/Teams-v1"),
     "new-env --kind agent": ("acme-guess", "acme/Guess-v1"),
     "new-reward": ("acme-brevity", "acme/Brevity-v1"),
     "new-algorithm": ("acme-loo", "acme/Loo-v1"),

@@ -44,7 +44,7 @@ def test_every_tracked_template_is_in_the_wheel_where_the_scaffold_looks(
     tracked: Path, wheel: Path
 ) -> None:
     templates = {
-        f"rollart_core/cli/cookiecutter/{path.relative_to(tracked / 'cookiecutter')}"
+        f"rollart_plugins/cookiecutter/{path.relative_to(tracked / 'cookiecutter')}"
         for path in (tracked / "cookiecutter").rglob("*")
         if path.is_file()
     }

@@ -30,6 +30,7 @@ import gymnasium
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from rollart_core.errors import first_line, text_of
+from rollart_core.rollout import loop
 from rollart_core.rollout.tools.action import Call, ToolAction
 from rollart_core.rollout.tools.source import ToolError, ToolResult, ToolSource
 from rollart_core.spaces import Messages, Text
@@ -44,8 +45,9 @@ def tool(method: _F) -> _F:
     """Mark a method as a tool.
 
     The policy gets the method's name, the first paragraph of its docstring and its annotated
-    parameters. The method returns text or a :class:`ToolResult`. If it raises :class:`ToolError`,
-    the policy gets the message; any other error fails the episode.
+    parameters. The method, which may be a coroutine function, returns text or a
+    :class:`ToolResult`. If it raises :class:`ToolError`, the policy gets the message; any other
+    error fails the episode. Coroutines of all environments in a process run on one event loop.
 
     Raises:
         TypeError: If a parameter has no annotation, or is ``*args`` or ``**kwargs``.
@@ -146,8 +148,9 @@ class ToolEnv(gymnasium.Env[Observation, str]):
             named = {
                 key.removeprefix(_PREFIX): getattr(given, key) for key in own.arguments.model_fields
             }
-            answer: str | ToolResult = own.run(**named)
-            return answer
+            answer: Any = own.run(**named)
+            waits = inspect.iscoroutine(answer)
+            return loop.run(answer) if waits else answer  # type: ignore[no-any-return]
         for source in self._sources:
             if any(spec["function"]["name"] == call.name for spec in source.tools()):
                 return source.call(call.name, call.arguments)

@@ -10,7 +10,9 @@ import pytest
 from pydantic import BaseModel, ConfigDict, field_validator
 
 import rollart_core
+from rollart_core.config.base import PluginRef
 from rollart_core.config.problems import Problem
+from rollart_core.config.resolve_plugin import PluginFinder
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.sandbox_service import SandboxService, SandboxServiceSpec
 from rollart_core.errors import ConfigError, PluginError, UnknownIdError
@@ -217,3 +219,35 @@ def test_no_sandbox_service_is_said() -> None:
 )
 def test_a_class_is_of_the_kind_of_its_base(path: str, kind: str) -> None:
     assert registry.kind_of(path) == kind
+
+
+TOOLS = """
+from rollart_core.rollout.tools import ToolEnv
+
+class Agent:
+    tools = True
+
+class Without(Agent):
+    tools = False
+
+class Plain:
+    def reset(self): ...
+
+class Calls(ToolEnv):
+    def begin(self, task, split, seed): ...
+    def said(self, content): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "has_tools"), [("Agent", True), ("Without", False), ("Plain", False), ("Calls", True)]
+)
+def test_an_unregistered_class_says_itself_whether_it_has_tools(
+    name: str, has_tools: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_tools.py").write_text(TOOLS)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = f"of_tools:{name}"
+    assert registry.env_spec(path).tools is has_tools
+    find = PluginFinder(lambda problem: pytest.fail(problem.message), import_classes=False)
+    assert find("environments", PluginRef(id=path), "env").spec.tools is has_tools

@@ -1,3 +1,4 @@
+import asyncio
 from typing import Annotated, Literal
 
 import pytest
@@ -218,3 +219,52 @@ def test_calls_that_a_server_took_apart_are_checked():
     parsed = checked_calls("ok", [call("x", '{"a": 1}'), call("y", "{"), call("z", "")])
     assert [c["id"] for c in parsed.calls] == ["x", "z"]
     assert len(parsed.errors) == 1
+
+
+class Waiting(ToolEnv):
+    """Tools that wait, on one loop, so that what one call opens another may use."""
+
+    def __init__(self):
+        super().__init__()
+        self.opened = None
+
+    def begin(self, task, split, seed):
+        return "go"
+
+    def said(self, content):
+        return ToolResult("", done=True)
+
+    @tool
+    async def open(self) -> str:
+        """Open a queue."""
+        self.opened = asyncio.Queue()
+        self.loop = asyncio.get_running_loop()
+        asyncio.get_running_loop().call_soon(self.opened.put_nowait, "from the first call")
+        return "opened"
+
+    @tool
+    async def take(self, word: str = "") -> ToolResult:
+        """Wait for the first call."""
+        if self.opened is None:
+            raise ToolError("open it first")
+        same = asyncio.get_running_loop() is self.loop
+        return ToolResult(f"{await self.opened.get()}{word} {same}", reward=1.0)
+
+    @tool
+    async def crash(self) -> str:
+        await asyncio.sleep(0)
+        raise KeyError("a bug")
+
+
+def test_a_tool_may_be_a_coroutine_function():
+    env = Waiting()
+    env.reset()
+    assert [spec["function"]["name"] for spec in env.tools()] == ["open", "take", "crash"]
+    early, *_ = _step(env, ("take", {}))
+    assert early[0]["content"] == "error: open it first"
+    said, reward, *_ = _step(env, ("open", {}), ("take", {"word": "!"}), ("take", {"word": 1}))
+    assert [m["content"] for m in said[:2]] == ["opened", "from the first call! True"]
+    assert said[2]["content"].startswith("error: wrong arguments for take")
+    assert reward == 1.0
+    with pytest.raises(KeyError, match="a bug"):
+        _step(env, ("crash", {}))

@@ -22,8 +22,8 @@ import typer
 from packaging.version import Version
 
 from rollart_core.cli.output import print_json
-from rollart_core.cli.package_names import Kind, PackageName, name_package, refuse_taken
 from rollart_core.errors import UserError, did_you_mean, first_line
+from rollart_plugins.package_names import Kind, PackageName, name_package, refuse_taken
 
 Name = Annotated[str, typer.Argument(help="Your team and a topic, such as acme-maze.")]
 Id = Annotated[
@@ -35,9 +35,10 @@ NonInteractive = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object without prompting.")]
 
-_ENV_KINDS: Final[Mapping[str, Kind]] = {"step": "env", "agent": "agent"}
+_ENV_KINDS: Final[Mapping[str, Kind]] = {"step": "env", "tool": "tool", "agent": "agent"}
 _SUMMARIES: Final[Mapping[Kind, str]] = {
     "env": "Find the way out of a maze.",
+    "tool": "Look up the team of a person with a tool.",
     "agent": "Find a hidden number by asking.",
     "reward": "The fewer turns, the better.",
     "algorithm": "Each member of a group against the mean of the others.",
@@ -49,7 +50,10 @@ def new_env(
     name: Name,
     kind: Annotated[
         str,
-        typer.Option(help="step: has reset() and step(). agent: a program with its own loop."),
+        typer.Option(
+            help="step: has reset() and step(). tool: has tools, which the policy calls. "
+            "agent: a program with its own loop."
+        ),
     ] = "step",
     plugin_id: Id = None,
     output: Output = Path(),
@@ -124,11 +128,10 @@ def _ask_id(name: PackageName) -> PackageName:
 
 
 def _next_steps(name: PackageName, folder: Path) -> list[str]:
-    install = f"pip install -e '{folder}[dev]'"
-    if name.kind in _ENV_KINDS.values():
-        check = f"rollart check {name.plugin_id}"
-        return [install, f"pytest {folder}", check, f"rollart run {folder}/example.yaml"]
-    return [install, f"pytest {folder}", f"rollart info {name.plugin_id}"]
+    example = folder / "example.yaml"
+    install, check = f"pip install -e '{folder}[dev]'", f"rollart check {name.plugin_id}"
+    run = [f"rollart run {example}"] if example.is_file() else []
+    return [install, f"pytest {folder}", check, *run]
 
 
 @dataclass(frozen=True, slots=True)

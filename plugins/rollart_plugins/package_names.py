@@ -21,10 +21,11 @@ from rollart_core.contracts.spec import ID_PATTERN, PluginSpec
 from rollart_core.errors import UserError
 from rollart_core.plugins.manager import CORE, KINDS, Registered, plugins
 
-Kind = Literal["env", "agent", "reward", "algorithm", "mapper"]
+Kind = Literal["env", "tool", "agent", "reward", "algorithm", "mapper"]
 
 REGISTERED_AS: Final[Mapping[Kind, str]] = {
     "env": "environments",
+    "tool": "environments",
     "agent": "environments",
     "reward": "rewards",
     "algorithm": "algorithms",
@@ -41,6 +42,7 @@ _LEFT_BY_TOOLS: Final = frozenset({"build", "dist", "runs", "venv"})
 """Folders that the templates' ``.gitignore`` and the build of a wheel exclude."""
 _SUFFIXES: Final[Mapping[Kind, str]] = {
     "env": "Env",
+    "tool": "Env",
     "agent": "Task",
     "reward": "Reward",
     "algorithm": "Algorithm",

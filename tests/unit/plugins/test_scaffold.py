@@ -7,12 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from rollart_core.cli import build_app
-from rollart_core.cli import new as render
-from rollart_core.cli import package_names as names
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.errors import UserError
 from rollart_core.plugins import manager as plugins
 from rollart_core.plugins.hookspecs import hookimpl
+from rollart_plugins import new as render
+from rollart_plugins import package_names as names
 from rollart_registry import wheel
 
 KINDS = tuple(names.REGISTERED_AS)
@@ -160,5 +160,5 @@ def test_what_exists_is_never_written_over(tmp_path: Path) -> None:
 def test_other_kinds_of_environments_are_refused(tmp_path: Path) -> None:
     done = scaffold("new-env", "acme-maze", "--kind", "stop", "--output", str(tmp_path))
     assert done.code == 1
-    assert "not one of step, agent. Did you mean 'step'?" in done.error
+    assert "not one of step, tool, agent. Did you mean 'step'?" in done.error
     assert list(tmp_path.iterdir()) == []

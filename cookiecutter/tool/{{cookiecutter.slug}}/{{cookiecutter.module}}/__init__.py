@@ -1,0 +1,1 @@
+"""{{ cookiecutter.summary }}"""
