@@ -43,12 +43,15 @@ AGENTS_STAMP := $(AGENTS_VENV)/.set-up
 # The site generator brings 90 MB that nothing else needs.
 SITE_VENV ?= .venv-site
 SITE_STAMP := $(SITE_VENV)/.set-up
+# The trackers' packages and datasets, which are large and pin what others need newer.
+TRACKERS_VENV ?= .venv-trackers
+TRACKERS_STAMP := $(TRACKERS_VENV)/.set-up
 # TRL and verl, whose losses ours are compared with; verl's own requirements want a GPU.
 PEERS_VENV ?= .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: agents help setup run test unit check docs site bench adapters peers verifiers test-sglang nightly wheelhouse
+.PHONY: agents help setup run test unit check docs site bench adapters peers trackers verifiers test-sglang nightly wheelhouse
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -83,8 +86,9 @@ bench: $(BENCH_STAMP) ## Run the benchmarks, ours beside a peer's.
 adapters: ## Run the tests of the adapters on the packages they are for.
 peers: ## Compare the algorithms with those of TRL and verl.
 agents: ## Run the tests with agent programs from PyPI.
+trackers: ## Run the tests of trackers and dataset exports, on the real packages.
 verifiers: ## Run the tests of the adapter of verifiers, on the real package.
-adapters peers agents verifiers:
+adapters peers agents trackers verifiers:
 	FULL=1 .ci/run $@ $(ARGS)
 
 test-sglang: ## Run the tests on real SGLang servers, on the CPU.
@@ -115,6 +119,11 @@ $(BENCH_STAMP): pyproject.toml | python
 
 $(VERIFIERS_STAMP): pyproject.toml | python
 	$(PYTHON) $(DEPENDENCIES) venv $(VERIFIERS_VENV) $(TESTS) --extra verifiers
+	@touch $@
+
+$(TRACKERS_STAMP): pyproject.toml | python
+	$(PYTHON) $(DEPENDENCIES) venv $(TRACKERS_VENV) $(TESTS) tensorboardX 'datasets>=4.7' \
+		--extra wandb --extra mlflow --extra trackio --extra hub
 	@touch $@
 
 $(ADAPTERS_STAMP): pyproject.toml | python

@@ -89,6 +89,11 @@ ELSEWHERE = "gpu or ray or docker or sglang or agents or adapters or peers or ni
 ENGINE = ("tests/docker/engine", "run")
 BENCH = ("tests/bench", "plugins/rollart_bench")
 """Benchmarks are found by the files in their folder; no import names them."""
+PACKAGES = (
+    "tests/integration/plugins/trackers",
+    "tests/integration/plugins/view/test_export_datasets.py",
+)
+"""Tests that are skipped where the packages they are for are not installed."""
 TWO = ("-p", "xdist", "-n", "2", "--dist", "loadfile")
 STATISTICS = "--hypothesis-show-statistics"
 """Prints how many examples each property test really tried, at the end of the lane's log."""
@@ -141,6 +146,12 @@ LANES = (
         (pytest("adapters", "tests/verifiers", python=".venv-verifiers/bin/python"),),
         needs=(".venv-verifiers/.set-up",),
         roots=("tests/verifiers",),
+    ),
+    Lane(
+        "trackers",
+        (pytest("not gpu", *PACKAGES, python=".venv-trackers/bin/python"),),
+        needs=(".venv-trackers/.set-up",),
+        roots=PACKAGES,
     ),
     Lane(
         "peers",

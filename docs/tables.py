@@ -23,7 +23,6 @@ from pydantic import BaseModel
 
 from rollart_core import errors
 from rollart_core.cli import COMMANDS, build_app
-from rollart_core.cli.info import FieldHelp, fields_of
 from rollart_core.config import envs as config_envs
 from rollart_core.config import evaluation as config_evaluation
 from rollart_core.config import model as config_model
@@ -43,6 +42,7 @@ from rollart_core.plugins.manager import KINDS, plugins
 from rollart_core.rollout.tools.action import ToolAction
 from rollart_core.types import Group, Sample, Trajectory
 from rollart_plugins.adapters.base import AdapterOptions
+from rollart_plugins.info import FieldHelp, fields_of
 from rollart_plugins.sft.config import SftCheckpoint, SftConfig
 from rollart_sandboxes.isolation.config import Isolation
 

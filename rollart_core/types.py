@@ -162,6 +162,14 @@ class Turn:
     """The reward that ``env.step`` returned."""
     generate_s: float
     step_s: float
+    messages: tuple[Message, ...] = ()
+    """The new messages of the prompt, then the policy's message with its calls and reasoning. Empty
+    if these are a user message with ``observation`` and an assistant message with ``action``."""
+    continues: int | None = None
+    """Index of the turn whose conversation this turn continues; None: the previous turn. -1 begins
+    a conversation."""
+    tools: tuple[ToolSpec, ...] = ()
+    """The tools of the conversation; only for its first turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +225,11 @@ class Trajectory:
     success: bool | None = None
     """Whether the environment reported success. None if it did not report it."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
-    """Parts of the reward, by name."""
+    """Parts of the reward, by name: those of the environment, and those of the reward function."""
+    env_components: Mapping[str, float] = field(default_factory=dict)
+    """Those of the environment alone, as its reward function received them."""
+    context: Mapping[str, Any] = field(default_factory=dict)
+    """The environment's data for its reward function, such as the right answer."""
     failure: Failure | None = None
     """Why the episode failed. None if it did not fail."""
     start_version: int = 0

@@ -15,6 +15,7 @@ from rollart_core.contracts.runtime import RuntimeSpec
 from rollart_core.contracts.sandbox import SandboxSpec
 from rollart_core.contracts.sandbox_service import SandboxServiceSpec
 from rollart_core.contracts.spec import CommandSpec
+from rollart_core.contracts.tool_format import ToolFormatSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.plugins.hookspecs import hookimpl
@@ -81,6 +82,12 @@ def rollart_env_adapters() -> list[EnvAdapterSpec]:
     return specs(__package__, "env_adapters")
 
 
+@hookimpl
+def rollart_tool_formats() -> list[ToolFormatSpec]:
+    """Return the built-in tool formats."""
+    return specs(__package__, "tool_formats")
+
+
 _COMMANDS: Final = (
     CommandSpec(
         name="serve-reward",
@@ -125,6 +132,11 @@ _COMMANDS: Final = (
         summary="Run static, runtime and semantic checks on a plugin, a project folder or a wheel.",
     ),
     CommandSpec(
+        name="audit",
+        entry_point="rollart_view.audit:audit",
+        summary="Report what happened to every ticket of a run.",
+    ),
+    CommandSpec(
         name="diagnose",
         entry_point="rollart_view.diagnosis.diagnose:diagnose_command",
         summary="Find problems in a run, such as a collapse, and suggest what to change.",
@@ -137,7 +149,12 @@ _COMMANDS: Final = (
     CommandSpec(
         name="export",
         entry_point="rollart_view.export:export_command",
-        summary="Export the trajectories of runs as JSON Lines, Parquet or ShareGPT conversations.",
+        summary="Export the trajectories of runs as records, conversations or datasets.",
+    ),
+    CommandSpec(
+        name="rescore",
+        entry_point="rollart_view.rescore:rescore_command",
+        summary="Score the recorded trajectories of a run again, with any reward.",
     ),
     CommandSpec(
         name="plan",
@@ -155,9 +172,24 @@ _COMMANDS: Final = (
         summary="Run a benchmark. If no name is given, list all benchmarks.",
     ),
     CommandSpec(
+        name="info",
+        entry_point="rollart_plugins.info:info",
+        summary="Show the spec and the options of a plugin.",
+    ),
+    CommandSpec(
+        name="scale",
+        entry_point="rollart_plugins.scale:scale",
+        summary="Change the number of engines and env workers in a live run.",
+    ),
+    CommandSpec(
         name="sandbox",
         entry_point="rollart_sandboxes.cli:app",
         summary="List live sandboxes, remove those of killed runs, and test which types work here.",
+    ),
+    CommandSpec(
+        name="model",
+        entry_point="rollart_plugins.models.cli:app",
+        summary="Create a small model, or check which parts can train and serve a model.",
     ),
     CommandSpec(
         name="build",

@@ -1,4 +1,4 @@
-"""Contract checks of trackers, mappers, runtimes, forward passes and sandbox services.
+"""Contract checks of trackers, mappers, runtimes, forward passes, tool formats and the like.
 
 Takes: a plugin's object or class, or a factory. Gives: check results. Never: starts a runtime,
 because its resources may be missing; or needs torch, except for a forward pass.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -20,10 +21,11 @@ import numpy as np
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import HardwareMapper, Pool
 from rollart_core.contracts.sandbox_service import SandboxService
+from rollart_core.contracts.tool_format import ParsedMessage, ToolFormat, tool_call
 from rollart_core.contracts.tracker import Tracker
 from rollart_core.errors import UserError
 from rollart_core.plugins import registry
-from rollart_core.types import Sample
+from rollart_core.types import Sample, ToolSpec
 from rollart_testing.results import CheckResult, SkipCheck, expect, run_checks, torch_or_skip
 
 _POOLS = (Pool("first", "cpu", 2, memory_bytes=2**34), Pool("second", "H100", 8))
@@ -54,6 +56,17 @@ def check_mapper(mapper: HardwareMapper) -> list[CheckResult]:
             "places_everything": partial(_check_places, mapper),
             "same_input_same_placement": partial(_check_same_placement, mapper),
             "refuses_no_pools": partial(_check_no_pools, mapper),
+        }
+    )
+
+
+def check_tool_format(tool_format: ToolFormat) -> list[CheckResult]:
+    """Check a tool format."""
+    return run_checks(
+        {
+            "round_trip": partial(_check_round_trip, tool_format),
+            "plain_text": partial(_check_plain_text, tool_format),
+            "broken_calls": partial(_check_broken_calls, tool_format),
         }
     )
 
@@ -95,6 +108,63 @@ def _check_tracker_logs(make: Callable[[], Tracker], run_dir: Path) -> None:
         tracker.log(metrics, train_step=train_step, policy_version=train_step)
     tracker.close()
     tracker.close()
+
+
+_CALLS: Final = (
+    tool_call("find_all", json.dumps({"text": 'a "b"\né漢', "code": "007", "limit": 3})),
+    tool_call("set", json.dumps({"deep": {"list": [1, "two", 0.5], "yes": True}})),
+)
+_TYPES: Final = {"text": "string", "code": "string", "limit": "integer", "deep": "object"}
+_TOOLS: Final = [
+    ToolSpec(
+        type="function",
+        function={
+            "name": call["function"]["name"],
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    n: {"type": _TYPES[n]} for n in json.loads(call["function"]["arguments"])
+                },
+            },
+        },
+    )
+    for call in _CALLS
+]
+
+
+def _check_round_trip(tool_format: ToolFormat) -> None:
+    for message in (
+        ParsedMessage("", "", _CALLS[:1]),
+        ParsedMessage("", "I think.", _CALLS),
+        ParsedMessage("An answer.", "I think."),
+    ):
+        text = tool_format.render(message)
+        parsed = tool_format.parse(text, _TOOLS)
+        parts = (parsed.content, parsed.reasoning, _plain(parsed))
+        wanted = (message.content, message.reasoning, _plain(message))
+        expect(not parsed.errors, f"{text!r} has errors: {parsed.errors}")
+        expect(parts == wanted, f"{text!r} is parsed as {parts}")
+
+
+def _plain(message: ParsedMessage) -> list[tuple[str, object]]:
+    """Return the calls with the values of their arguments."""
+    functions = [call["function"] for call in message.calls]
+    return [(each["name"], json.loads(each["arguments"])) for each in functions]
+
+
+def _check_plain_text(tool_format: ToolFormat) -> None:
+    for text in ("", "ok", "a <b> [c] {d}\n"):
+        parsed = tool_format.parse(text, _TOOLS)
+        expect(parsed == ParsedMessage(text), f"{text!r} is parsed as {parsed}")
+
+
+def _check_broken_calls(tool_format: ToolFormat) -> None:
+    """A message that is cut anywhere never raises, and its errors have one line."""
+    text = tool_format.render(ParsedMessage("", "", _CALLS))
+    for end in range(len(text)):
+        for error in tool_format.parse(text[:end], _TOOLS).errors:
+            reason = error.reason
+            expect(reason.strip() and "\n" not in reason, f"{text[:end]!r}: reason {reason!r}")
 
 
 def _check_places(mapper: HardwareMapper) -> None:

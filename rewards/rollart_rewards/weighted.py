@@ -15,7 +15,7 @@ from rollart_core.contracts.reward_check import RewardExample
 from rollart_rewards.config_parts import WeightedConfig, WeightedGroupConfig
 from rollart_rewards.parts import WeightedParts
 
-MOST: Final = 100.0
+MOST: Final = 10_000.0
 """Largest absolute value of the sum: the range that the manifest declares."""
 
 

@@ -45,7 +45,7 @@ COMMANDS: dict[str, Command] = {
         "rollart list environments --json",
     ),
     "info": Command(
-        f"{_HERE}.info:info",
+        None,
         "Show the spec and the options of a plugin.",
         "rollart info webshop/WebShop-v1",
     ),
@@ -80,7 +80,7 @@ COMMANDS: dict[str, Command] = {
         "rollart check webshop/WebShop-v1",
     ),
     "audit": Command(
-        f"{_HERE}.audit:audit",
+        None,
         "Report what happened to every ticket of a run.",
         "rollart audit runs/hello-20260101-120000",
     ),
@@ -96,11 +96,16 @@ COMMANDS: dict[str, Command] = {
     ),
     "export": Command(
         None,
-        "Export the trajectories of runs as JSON Lines, Parquet or ShareGPT conversations.",
-        "rollart export runs/hello-20260101-120000 --to sharegpt --min-reward 1",
+        "Export the trajectories of runs as records, conversations or datasets.",
+        "rollart export runs/hello-20260101-120000 --to messages --min-reward 1",
+    ),
+    "rescore": Command(
+        None,
+        "Score the recorded trajectories of a run again, with any reward.",
+        "rollart rescore runs/hello-20260101-120000 --reward exact-match",
     ),
     "scale": Command(
-        f"{_HERE}.scale:scale",
+        None,
         "Change the number of engines and env workers in a live run.",
         "rollart scale runs/hello-20260101-120000 engines=2",
     ),
@@ -130,8 +135,8 @@ COMMANDS: dict[str, Command] = {
         "rollart build ./acme-maze",
     ),
     "model": Command(
-        f"{_HERE}.model:app",
-        "Create a small model with random weights.",
-        "rollart model new ./my-model --env webshop width=128",
+        None,
+        "Create a small model, or check which parts can train and serve a model.",
+        "rollart model check Qwen/Qwen3-0.6B",
     ),
 }

@@ -1,6 +1,7 @@
 """Output of commands: tables for people, one JSON object for scripts.
 
-Takes: plain data. Gives: text on stdout. Never: mixes the two.
+Takes: plain data. Gives: text on stdout. Never: mixes the two, or wraps or cuts a line if stdout is
+not a terminal.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from rollart_core import strict_json
 if TYPE_CHECKING:
     from rich.console import Console
 
+_UNLIMITED: Final = 10**6
+"""The width of lines if stdout is not a terminal, in columns."""
 _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -53,8 +56,8 @@ def print_columns(title: str, columns: Sequence[str], rows: Iterable[Sequence[st
     title = visible(title)
     *widths, _ = (max(len(line[n]) for line in lines) for n in range(len(columns)))
     indent = sum(widths) + 2 * len(widths) + 1
-    width = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
-    capacity = max(20, width - indent) if width else 10**6
+    width = shutil.get_terminal_size((_UNLIMITED, 0)).columns
+    capacity = max(20, width - indent) if sys.stdout.isatty() else _UNLIMITED
     print(f"\033[1m{title}\033[0m" if sys.stdout.isatty() else title)
     for line in lines:
         start = "".join(f"{cell:{n}}  " for cell, n in zip(line[:-1], widths, strict=True))
@@ -75,7 +78,12 @@ def plain(value: object) -> str:
 
 
 def stdout_console() -> Console:
-    """Return a console that prints text unchanged (no markup)."""
+    """Return a console that prints text unchanged (no markup).
+
+    If stdout is not a terminal, each row of a table is one line, whatever ``COLUMNS`` says.
+    """
     from rich.console import Console
 
-    return Console(markup=False, highlight=False, soft_wrap=False)
+    live = sys.stdout.isatty()
+    width = None if live else _UNLIMITED
+    return Console(markup=False, highlight=False, soft_wrap=not live, width=width)

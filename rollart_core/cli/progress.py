@@ -142,15 +142,25 @@ def report_table(report: Mapping[str, object]) -> Group:
         cells = [pick(report, when) for when in ("before", "after")]
         if any(cells):
             held_out.add_row(label, *(_interval(c, label) for c in cells))
+    if len(_envs(report)) < 2:
+        _add_rewards(held_out, report, "sampled")
     for name, of_it in _envs(report):
         cells = [of_it.get(f"success_{when}") for when in ("before", "after")]
         if any(cells):
             held_out.add_row(f"success, {name}", *(_interval(c, "success") for c in cells))
+        _add_rewards(held_out, of_it, name)
     facts = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in _facts(report):
         facts.add_row(name, value)
     tables = [table for table in (held_out, *_env_tables(report)) if table.row_count]
     return Group(*tables, facts)
+
+
+def _add_rewards(held_out: RichTable, report: Mapping[str, object], which: str) -> None:
+    """Add the reward and each of its components."""
+    both = [_mapping(report.get(f"rewards_{when}")) for when in ("before", "after")]
+    for name in dict.fromkeys(name for one in both for name in one):
+        held_out.add_row(f"{name}, {which}", *(_interval(one.get(name), name) for one in both))
 
 
 def _env_tables(report: Mapping[str, object]) -> Iterator[RichTable]:

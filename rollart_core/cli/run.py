@@ -6,13 +6,15 @@ an exit code. Never: trains itself; ``runtime/launch.py`` does.
 
 from __future__ import annotations
 
+import textwrap
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from rollart_core.cli.output import print_json, print_table, stdout_console
+from rollart_core.cli.output import print_json, print_table, stdout_console, visible
 from rollart_core.cli.progress import display, report_table
 from rollart_core.config.load import RECORD_KEY, read_yaml
 from rollart_core.config.resolve import ResolvedRun
@@ -21,8 +23,13 @@ from rollart_core.errors import ConfigError
 from rollart_core.store.journal_schema import FILE as JOURNAL
 from rollart_core.suggestions import no_run
 
+if TYPE_CHECKING:
+    from rollart_core.runtime.prepare import TaskPreview
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
+_MAX_SHOWN = 1000
+"""Number of characters of a task that the dry run prints."""
 
 
 def run(
@@ -104,10 +111,28 @@ def _show_changes(console: Console, path: Path, resolved: ResolvedRun) -> None:
 
 
 def _show(path: Path, resolved: ResolvedRun, as_json: bool) -> None:
+    from rollart_core.runtime.prepare import preview_tasks
+
+    previews = preview_tasks(resolved, path)
     if as_json:
-        print_json({"ok": True, "config": resolved.as_dict()})
+        tasks = {one.env: asdict(one) for one in previews}
+        print_json({"ok": True, "config": resolved.as_dict(), "tasks": tasks})
         return
     rows = [(p.kind, p.spec.id, f"{p.distribution} {p.version}") for p in resolved.plugins]
     print_table(f"{path} can run", ("kind", "id", "from"), rows)
+    for one in previews:
+        _show_tasks(one)
     if getattr(resolved.config.runtime, "address", None):
         typer.echo("Files, programs and sandboxes on its nodes are checked at the start.")
+
+
+def _show_tasks(one: TaskPreview) -> None:
+    """Print the number of tasks of each split, and the first task as the policy reads it."""
+    from rollart_core.rollout.episode import as_text
+
+    counts = (f"{split} {'no end' if n is None else n}" for split, n in one.num_tasks.items())
+    typer.echo(f"Tasks of {one.env}: {', '.join(counts)}")
+    for note in one.notes:
+        typer.echo(f"Note: {note}")
+    typer.echo(f"The first task of {next(iter(one.num_tasks))}:")
+    typer.echo(textwrap.indent(visible(as_text(one.example))[:_MAX_SHOWN], "  "))

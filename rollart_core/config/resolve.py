@@ -24,7 +24,7 @@ from rollart_core.config.resolve_envs import (
 from rollart_core.config.resolve_plugin import PluginFinder, ref_of
 from rollart_core.config.resolve_plugin import ResolvedPlugin as ResolvedPlugin
 from rollart_core.config.run import Deadlines, EngineClass, RunConfig
-from rollart_core.config.scoring import Scoring, reward_problems, with_effect
+from rollart_core.config.scoring import Scoring, idle_scoring, reward_problems, with_effect
 from rollart_core.config.training import AuxiliaryModels
 from rollart_core.config.validation.consistency import replaced_everywhere, success_problems
 from rollart_core.config.validation.plugins import (
@@ -164,7 +164,7 @@ class ResolvedRun:
 
         ``load_config`` reads it as an equal run.
         """
-        data = self.config.model_dump(mode="json", exclude={"deadlines"})
+        data = self.config.model_dump(mode="json", exclude={"deadlines", "data"})
         data["deadlines"] = self.deadlines.model_dump(mode="json")
         if self.config.mode == "sync":
             del data["rollout"]["kv_on_swap"]
@@ -190,12 +190,15 @@ class ResolvedRun:
         else:
             data["env"] = ref_of(self.env)
             data["rollout"]["max_turns"] = self.max_turns
-        data["reward"] = ref_of(self.reward) if self.reward else None
+        reward = self.reward if self.is_mixed else self.envs[0].reward
+        data["reward"] = ref_of(reward) if reward else None
         rewards = [env.reward.spec for env in self.envs if env.reward]
         if rewards:
             data["scoring"] = self.scoring.as_dict(self.config.scoring, rewards)
         else:
             del data["scoring"]
+        if rewards and not any(env.decides_success for env in self.envs):
+            del data["scoring"]["success_from"]
         for name in ("algorithm", "engine", "weights", "mapper"):
             data[name] = ref_of(getattr(self, name))
         data["engines"] = [
@@ -355,6 +358,8 @@ def _scoring(
     rewards: Sequence[ResolvedPlugin[RewardSpec] | None],
 ) -> ResolvedScoring:
     """Find the backends of rewards, and note their problems."""
+    for problem in idle_scoring(config, rewards):
+        find.note(problem)
     asked = config.scoring
     specs = [reward.spec for reward in rewards if reward is not None]
     backend = find("reward_backends", asked.backend_for(specs), "scoring", "backend")

@@ -73,6 +73,11 @@ class ResolvedEnv:
         return self.plugin.spec
 
     @property
+    def decides_success(self) -> bool:
+        """Whether its reward decides success, and not the environment."""
+        return self.reward is not None and self.spec.success_by_reward
+
+    @property
     def reward_range(self) -> tuple[float, float] | None:
         """The declared range of the return of an episode; None for an unregistered class."""
         is_class = ":" in self.spec.id and split_id(self.spec.id) is None
@@ -100,7 +105,7 @@ def resolve_envs(
         find: Finds plugins and notes problems, which end the run later.
         reward: The reward of the run. An environment may have another.
     """
-    asked = _asked(config)
+    asked = [_with_data(config, one, find) for one in _asked(config)]
     found = [_found(config, one, find) for one in asked]
     known = [(one, plugin) for one, plugin in zip(asked, found, strict=True) if plugin]
     specs = [plugin.spec for _, plugin in known]
@@ -116,14 +121,34 @@ def resolve_envs(
         find.note(problem)
     names = _names(asked, [plugin.spec.id if plugin else "" for plugin in found])
     rewards = [
-        find("rewards", one.run.reward, *one.key, "run", "reward") if one.run.reward else reward
-        for one in asked
+        find("rewards", one.run.reward, *one.key, "run", "reward")
+        if one.run.reward
+        else reward or _fitting(one, plugin, find)
+        for one, plugin in zip(asked, found, strict=True)
     ]
     return tuple(
         _resolved(config, one, (names[i], plugin, rewards[i]))
         for i, (one, plugin) in enumerate(zip(asked, found, strict=True))
         if plugin
     )
+
+
+def _fitting(
+    one: _Pending, plugin: ResolvedPlugin[EnvSpec] | None, find: PluginFinder
+) -> ResolvedPlugin[RewardSpec] | None:
+    """Return the reward that the options of an environment need, in a run without a reward.
+
+    A config model may define a method ``fitting_reward() -> Mapping | None``.
+    """
+    if plugin is None or registry.ISOLATION in plugin.options:
+        return None
+    model = registry.config_model("environments", plugin.spec.id)
+    fitting = getattr(model, "fitting_reward", None)
+    said = fitting(model(**plugin.options)) if model and fitting else None
+    found: ResolvedPlugin[RewardSpec] | None = None
+    if said is not None:
+        found = find("rewards", PluginRef.model_validate(said), *one.key)
+    return found
 
 
 def with_algorithms(
@@ -160,7 +185,7 @@ def entries_as_dicts(config: RunConfig, envs: Sequence[ResolvedEnv]) -> list[dic
         run = entry.run.model_dump(mode="json", exclude_none=True)
         if entry.run.shaping:
             run["shaping"] = entry.run.shaping.model_dump(mode="json")
-        if entry.run.reward and env.reward:
+        if env.reward and (entry.run.reward or config.reward is None):
             run["reward"] = ref_of(env.reward)
         own = {"name": env.name, "weight": env.weight} | ({"run": run} if run else {})
         dicts.append({"id": env.spec.id, **own, **env.plugin.options})
@@ -171,6 +196,27 @@ def _asked(config: RunConfig) -> list[_Pending]:
     if not isinstance(config.env, tuple):
         return [_Pending(("env",), config.env)]
     return [_Pending(("env", i), e, e.name, e.weight, e.run) for i, e in enumerate(config.env)]
+
+
+def _with_data(config: RunConfig, one: _Pending, find: PluginFinder) -> _Pending:
+    """Return the environment with ``data`` as its option ``file``."""
+    if config.data is None:
+        return one
+    problem = ""
+    try:
+        model = registry.config_model("environments", one.ref.id)
+        if isinstance(one.ref, EnvEntry):
+            problem = "has no effect with a list of environments: set the file of each"
+        elif "file" in one.ref.options:
+            problem = "sets env.file, which is set too: remove one"
+        elif model is None or "file" not in model.model_fields:
+            problem = f"{one.ref.id} reads no file: use an environment that does, such as questions"
+    except UserError:  # reported when the environment is looked up
+        return one
+    if problem:
+        find.note(Problem(("data",), problem))
+        return one
+    return replace(one, ref=PluginRef(**{**one.ref.model_dump(), "file": config.data}))
 
 
 def _found(config: RunConfig, one: _Pending, find: PluginFinder) -> ResolvedPlugin[EnvSpec] | None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from rollart_core.config.base import PluginRef
 from rollart_core.config.problems import Problem
 from rollart_core.contracts.env import EnvSpec
-from rollart_core.contracts.reward import GroupReward, RewardSpec
+from rollart_core.contracts.reward import RewardSpec
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.errors import UserError
 from rollart_core.plugins import registry
@@ -95,7 +95,7 @@ class PluginFinder:
                 self.note(Problem((*key, "id") if options else key, str(e)))
                 return None
         if isinstance(spec, RewardSpec) and ":" in spec.id:
-            spec = _as_its_class_says(spec)
+            spec = registry.spec("rewards", spec.id)
         return ResolvedPlugin(found.kind, spec, options, plugin.distribution, plugin.version)
 
     def _isolated(self, ref: PluginRef, key: tuple[str | int, ...]) -> Any:
@@ -146,15 +146,6 @@ def missing(kind: str, plugin_id: str, options: Mapping[str, Any]) -> list[Probl
         return found + [p.under("sandbox") for p in missing("sandboxes", ref.id, ref.options)]
     except (UserError, ValueError):  # reported by the check of the sandbox's options
         return found
-
-
-def _as_its_class_says(spec: RewardSpec) -> RewardSpec:
-    """Return the spec of an unregistered reward, with the attributes of its class."""
-    cls = registry.resolve("rewards", spec.id)
-    stateless = bool(getattr(cls, "stateless", True))
-    group = isinstance(cls, type) and issubclass(cls, GroupReward)
-    runs_on = getattr(cls, "runs_on", spec.runs_on)
-    return replace(spec, stateless=stateless, group=group, runs_on=runs_on)
 
 
 def _exists(module: str) -> bool:

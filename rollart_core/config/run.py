@@ -199,6 +199,8 @@ class _RunBase(Section):
         description="an environment's id (`rollart list environments`), an `adapter` and the `id` "
         "of its environment, or a list of environments"
     )
+    data: Name | None = None
+    """Dataset: short for the option ``file`` of the environment."""
     reward: PluginRef | None = None
     """Reward function. If not set, the return of the environment is the reward."""
     scoring: Scoring = Scoring()

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, field_validator
 
-from rollart_core.config.base import Fraction, NonNegative, PluginRef, PositiveInt, Seconds, Section
+from rollart_core.config.base import (
+    Fraction,
+    NonNegative,
+    Number,
+    PluginRef,
+    PositiveInt,
+    Seconds,
+    Section,
+)
 from rollart_core.config.problems import Problem
 from rollart_core.contracts.reward import RewardBackendSpec, RewardSpec
 
@@ -50,6 +58,9 @@ class Scoring(Section):
     fallback: PluginRef | None = None
     """Backend that is used while the circuit breaker of ``backend`` is open or ``backend`` is
     unreachable. If not set, scores wait."""
+    success_from: Number = 1.0
+    """An episode is a success if its reward is at least this value, or the reward's component
+    ``success`` if it has one. Used if the environment leaves success to the reward."""
     overlap: bool = True
     """Whether a trajectory that is being scored frees its slot of ``rollout.max_concurrent``. If
     false, the next episode waits for the score."""
@@ -95,12 +106,6 @@ class Scoring(Section):
 def scoring_problems(config: RunConfig) -> Iterator[Problem]:
     """Yield contradictions in ``scoring``, and keys that have no effect."""
     scoring = config.scoring
-    own = () if not isinstance(config.env, tuple) else config.env
-    if config.reward is None and not any(entry.run.reward for entry in own):
-        if "scoring" in config.model_fields_set:
-            message = "has no effect without a reward: environments compute scores; remove it"
-            yield Problem(("scoring",), message)
-        return
     given = scoring.model_fields_set
     limit = config.deadlines.reward_s
     if scoring.try_s is not None and scoring.try_s >= limit:
@@ -120,6 +125,15 @@ def scoring_problems(config: RunConfig) -> Iterator[Problem]:
     if scoring.fallback is not None and scoring.fallback == scoring.backend:
         message = "is the same as the backend: use another one, or remove it"
         yield Problem(("scoring", "fallback"), message)
+
+
+def idle_scoring(config: RunConfig, rewards: Sequence[object]) -> Iterator[Problem]:
+    """Yield that the section has no effect if no environment of the run has a reward."""
+    own = config.env if isinstance(config.env, tuple) else ()
+    asked = config.reward or any(entry.run.reward for entry in own)
+    if "scoring" in config.model_fields_set and not asked and not any(rewards):
+        message = "has no effect without a reward: environments compute scores; remove it"
+        yield Problem(("scoring",), message)
 
 
 def with_effect(scoring: Scoring, rewards: Sequence[RewardSpec]) -> dict[str, object]:

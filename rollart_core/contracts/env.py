@@ -86,6 +86,9 @@ class EnvSpec(PluginSpec):
     reports_success: bool = True
     """Whether its infos may have ``success``. If False, RollArt rejects configs that need
     ``success`` before the run starts."""
+    success_by_reward: bool = False
+    """Whether the reward of a run, if it has one, decides success and score instead of the
+    environment's own comparison (``scoring.success_from``)."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """The smallest and largest return of an episode."""
     deterministic: bool = True
@@ -100,6 +103,9 @@ class EnvSpec(PluginSpec):
     """Id or alias of the sandbox that it must run in. None if it needs no isolation."""
     network: bool = False
     """Whether it needs the network."""
+    slow_start: bool = False
+    """Whether it takes seconds to build, or needs data that is not here. The dry run, which counts
+    tasks and shows the first one, then does not build it."""
     tools: bool = False
     """Whether it declares tools in ``info["tools"]`` of ``reset``. Its actions are then texts of
     :class:`rollart_core.rollout.tools.action.ToolAction`. For an agent: whether its program sends

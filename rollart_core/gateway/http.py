@@ -172,7 +172,7 @@ class GatewayServer:
     async def _said_in_talk(self, gateway_session: GatewaySession, asked: ChatRequest) -> Said:
         """Answer a conversation. Reject tools if the chat template does not render them."""
         tokenizer = self._gateway.tokenizer
-        if asked.tools and not (tokenizer.template.shows_tools and tokenizer.tool_format):
+        if asked.tools and tokenizer.tool_format is None:
             raise unsupported("tools", "the chat template of this model does not support tools")
         show = partial(Transcript.ask, messages=asked.messages, tools=asked.tools)
         length = prompt_chars(asked.messages, asked.tools)

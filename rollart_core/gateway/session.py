@@ -309,6 +309,9 @@ class GatewaySession:
                 reward=0.0,
                 generate_s=self._answered_s - began,
                 step_s=0.0,
+                messages=(*ask.messages[ask.num_known :], answer.message) if ask.messages else (),
+                continues=ask.continues,
+                tools=tuple(ask.tools) if ask.continues < 0 else (),
             )
         )
 

@@ -52,6 +52,8 @@ class _End:
 
     branch: _Branch
     mark: Mark
+    turn: int
+    """Index of the answer's turn in the episode."""
     text: str = ""
     """For a raw completion: prompt and answer."""
 
@@ -93,6 +95,9 @@ class ModelCall:
     """The node of the last recorded message. None for a raw completion."""
     text: str | None = None
     """The prompt of a raw completion."""
+    continues: int = -1
+    """The turn whose conversation it continues; -1 if it begins one."""
+    tools: Sequence[ToolSpec] = ()
     open: bool = True
     """False after it is recorded or dropped."""
 
@@ -158,7 +163,8 @@ class Transcript:
         branch, conversation = self._from(ends, tools)
         conversation.observe(messages[known:])
         ask = self._asked(branch, conversation)
-        ask.root, ask.messages, ask.num_known = root, messages, known
+        ask.root, ask.messages, ask.num_known, ask.tools = root, messages, known, tools
+        ask.continues = ends[0].turn if ends else -1
         return ask
 
     def ask_text(self, prompt: str | Sequence[int]) -> ModelCall:
@@ -252,13 +258,15 @@ class Transcript:
         branch = ask.branch
         if ask.root is None:
             assert ask.text is not None
-            branch.newest = _End(branch, branch.conversation.mark(), ask.text + text)
+            branch.newest = _End(
+                branch, branch.conversation.mark(), self.num_turns, ask.text + text
+            )
             self._texts.append(branch.newest)
             return
         node = ask.root
         for each in (*ask.messages[ask.num_known :], message):
             node = node.children.setdefault(_key(each), _Node())
-        branch.newest = _End(branch, branch.conversation.mark())
+        branch.newest = _End(branch, branch.conversation.mark(), self.num_turns)
         node.ends.append(branch.newest)
 
     def _stopped(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from rollart_core.contracts.tool_format import ParsedMessage
 from rollart_core.types import Message, ToolSpec
 
 if TYPE_CHECKING:
@@ -29,6 +30,20 @@ _PLAIN_NODES = frozenset(
 )
 _PLAIN_NAMES = frozenset(["add_generation_prompt", "bos_token", "eos_token", "messages"])
 _PLAIN_FACTS = frozenset(["role", "content", "first", "last", "index", "index0", "length"])
+
+PROBE: Final = "probe_tool"
+_TEXT: Final = {"type": "string"}
+_VALUES: Final = {
+    "text": _TEXT,
+    "code": _TEXT,
+    "count": {"type": "integer"},
+    "deep": {"type": "object"},
+}
+_SCHEMA: Final = {"type": "object", "properties": _VALUES}
+PROBE_TOOL = ToolSpec(
+    type="function", function={"name": PROBE, "description": PROBE, "parameters": _SCHEMA}
+)
+"""A tool that shows whether and how a template renders tools and calls."""
 
 
 class TemplateRefusal(ValueError):
@@ -60,6 +75,8 @@ class ChatTemplate:
         self.is_plain = _is_plain(environment.parse(plain))
         """Whether the template only copies the contents, so that the text around them depends only
         on the roles (derived from the syntax tree)."""
+        self.write_calls: Callable[[ParsedMessage], str] | None = None
+        """Writes messages with calls as text, if the template omits calls."""
         self._pieces_after = lru_cache(maxsize=4096)(self._find_pieces_after)
 
     def render(
@@ -81,29 +98,35 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
-        try:
-            return self._template.render(
-                messages=[_for_template(m) if m.get("tool_calls") else m for m in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=list(tools) if tools else None,
-                documents=None,
-                **self._special_tokens,
-            )
-        except (TemplateError, TypeError, ValueError) as e:
-            raise TemplateRefusal(str(e)) from e
+        refusal: Exception | None = None
+        for form in self._forms(messages):
+            try:
+                return self._template.render(
+                    messages=form,
+                    add_generation_prompt=add_generation_prompt,
+                    tools=list(tools) if tools else None,
+                    documents=None,
+                    **self._special_tokens,
+                )
+            except (TemplateError, TypeError, ValueError) as e:
+                refusal = refusal or e
+        raise TemplateRefusal(str(refusal)) from refusal
+
+    def _forms(self, messages: Sequence[Message]) -> list[list[Any]]:
+        """Return the messages for the template: with arguments as objects, then as text."""
+        called = [bool(message.get("tool_calls")) for message in messages]
+        if not any(called):
+            return [list(messages)]
+        if self.write_calls is not None:
+            return [[_as_text(m, self.write_calls) if m.get("tool_calls") else m for m in messages]]
+        objects = [_for_template(m) if m.get("tool_calls") else m for m in messages]
+        return [objects, list(messages)]
 
     @cached_property
     def shows_tools(self) -> bool:
         """Whether the template renders tools."""
-        messages = [Message(role="user", content="?")]
-        probe = "probe_of_tools"
-        schema = {"type": "object", "properties": {}}
-        tool = ToolSpec(
-            type="function",
-            function={"name": probe, "description": probe, "parameters": schema},
-        )
         try:
-            return probe in self.render(messages, True, [tool])
+            return PROBE in self.render([Message(role="user", content="?")], True, [PROBE_TOOL])
         except TemplateRefusal:
             return False
 
@@ -207,6 +230,13 @@ def _for_template(message: Message) -> dict[str, object]:
             arguments = json.loads(str(arguments))
         calls.append({**call, "function": {**call["function"], "arguments": arguments}})
     return {**message, "tool_calls": calls}
+
+
+def _as_text(message: Message, write: Callable[[ParsedMessage], str]) -> Message:
+    """Return a message with calls as a message that has them in its content."""
+    reasoning, calls = message.get("reasoning_content", ""), tuple(message["tool_calls"])
+    content = write(ParsedMessage(message["content"], reasoning, calls))
+    return Message(role=message["role"], content=content)
 
 
 def _is_plain(tree: nodes.Template) -> bool:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rollart_core.config.validation.consistency import model_path_fault
+from rollart_core.contracts.tool_format import ToolFormat
 from rollart_core.errors import ConfigError, first_line
 from rollart_core.models.chat_template import ChatTemplate, TemplateRefusal
-from rollart_core.models.tool_calls import ToolFormat, detect_tool_format
+from rollart_core.models.tool_calls import detect_tool_format
 from rollart_core.types import Message, ToolSpec
 
 _CACHED_CHARS = 8192
@@ -51,8 +52,7 @@ class ChatTokenizer:
         self._decode = parts.decode
         self._encode_short = lru_cache(maxsize=8192)(self._encode_tuple)
         self.template = parts.template
-        self.stop_token_ids = parts.stop_token_ids
-        """Tokens that end a turn of the policy. The template writes the first one."""
+        self._own_stops = parts.stop_token_ids
         self.vocab_size = parts.vocab_size
         """Number of tokens. The embedding of the model may be larger."""
         self.fingerprint = parts.fingerprint
@@ -69,10 +69,23 @@ class ChatTokenizer:
         """Return the text. Bytes that are not valid UTF-8 become U+FFFD."""
         return self._decode(token_ids, skip_special_tokens)
 
-    @property
+    @cached_property
     def tool_format(self) -> ToolFormat | None:
-        """The format of the model's tool calls, from its template. None if unknown."""
-        return detect_tool_format(self.template.source)
+        """The format of the model's calls. None without tools, or if no plugin reads them."""
+        if not self.template.shows_tools:
+            return None
+        stops = [self.decode([token]) for token in self._own_stops]
+        return detect_tool_format(self.template, stops, lambda text: len(self.encode(text)) == 1)
+
+    @cached_property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn of the policy.
+
+        The template writes the first one, or after calls one of the tool format.
+        """
+        stops = self.tool_format.stops if self.tool_format else ()
+        more = [found[0] for stop in stops if len(found := self.encode(stop)) == 1]
+        return tuple(dict.fromkeys([*self._own_stops, *more]))
 
     @cached_property
     def stop_text(self) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rollart_core.contracts.sandbox import SandboxSpec
     from rollart_core.contracts.sandbox_service import SandboxServiceSpec
     from rollart_core.contracts.spec import CommandSpec
+    from rollart_core.contracts.tool_format import ToolFormatSpec
     from rollart_core.contracts.tracker import TrackerSpec
     from rollart_core.contracts.weights import WeightChannelSpec
     from rollart_core.types import Group, Trajectory
@@ -95,6 +96,11 @@ def rollart_forward_passes() -> list[ForwardPassSpec]:  # type: ignore[empty-bod
 @hookspec
 def rollart_sandbox_services() -> list[SandboxServiceSpec]:  # type: ignore[empty-body]
     """Return the service that this plugin provides to run environments in sandboxes."""
+
+
+@hookspec
+def rollart_tool_formats() -> list[ToolFormatSpec]:  # type: ignore[empty-body]
+    """Return the tool formats of model families that this plugin provides."""
 
 
 @hookspec

@@ -36,6 +36,7 @@ from rollart_core.contracts.runtime import RuntimeSpec
 from rollart_core.contracts.sandbox import SandboxSpec
 from rollart_core.contracts.sandbox_service import SandboxServiceSpec
 from rollart_core.contracts.spec import ID_PATTERN, CommandSpec, PluginSpec
+from rollart_core.contracts.tool_format import ToolFormatSpec
 from rollart_core.contracts.tracker import TrackerSpec
 from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.errors import PluginError, described, did_you_mean, first_line, is_from_outside
@@ -155,6 +156,7 @@ KINDS: Final[Mapping[str, type[AnySpec]]] = MappingProxyType(
         "runtimes": RuntimeSpec,
         "forward_passes": ForwardPassSpec,
         "sandbox_services": SandboxServiceSpec,
+        "tool_formats": ToolFormatSpec,
         "commands": CommandSpec,
     }
 )

@@ -10,11 +10,13 @@ A plugin class takes the fields of its config model as keyword arguments: ``Env(
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -22,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 from rollart_core.config.problems import Problem, of_validation
 from rollart_core.contracts.adapter import SEPARATOR, EnvAdapter, EnvAdapterSpec, split_id
 from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.reward import GroupReward, RewardSpec
 from rollart_core.contracts.sandbox_service import SandboxService
 from rollart_core.contracts.spec import PLUGIN_API, PluginSpec
 from rollart_core.errors import (
@@ -45,6 +48,9 @@ ISOLATION = "isolation"
 """The option of every environment that selects its sandbox. The core handles it, not the
 environment."""
 
+FUNCTION = "function"
+"""Alias of the reward that calls a plain function, which ``module:function`` names."""
+
 _CONTRACTS = "rollart_core.contracts"
 _KIND_OF_BASE = {
     f"{_CONTRACTS}.reward.Reward": "rewards",
@@ -57,6 +63,7 @@ _KIND_OF_BASE = {
     f"{_CONTRACTS}.weights.WeightChannel": "weight_channels",
     f"{_CONTRACTS}.tracker.Tracker": "trackers",
     f"{_CONTRACTS}.sandbox_service.SandboxService": "sandbox_services",
+    f"{_CONTRACTS}.tool_format.ToolFormat": "tool_formats",
     "rollart_core.runtime.workers.WorkersRuntime": "runtimes",
     "rollart_core.training.policy.Policy": "forward_passes",
 }
@@ -98,10 +105,19 @@ def names(kind: str) -> list[str]:
 def spec(kind: str, plugin_id: str) -> PluginSpec:
     """Return the spec of an id, alias or ``module:Class`` (for the last, a default spec).
 
+    An unregistered reward declares the fields of its spec as attributes of its class.
+
     Raises:
-        UserError: As :func:`find`.
+        UserError: As :func:`find`, and for an unregistered reward as :func:`resolve`.
     """
-    return cast("PluginSpec", find(kind, plugin_id).spec)
+    found = cast("PluginSpec", find(kind, plugin_id).spec)
+    return _as_its_class_says(found) if isinstance(found, RewardSpec) and ":" in found.id else found
+
+
+def _as_its_class_says(spec: RewardSpec) -> RewardSpec:
+    cls = resolve("rewards", spec.id)
+    said = {n: getattr(cls, n, getattr(spec, n)) for n in ("stateless", "runs_on", "reward_range")}
+    return replace(spec, group=issubclass(cls, GroupReward), **said)
 
 
 def env_spec(plugin_id: str, options: Mapping[str, object] | None = None) -> EnvSpec:
@@ -144,6 +160,8 @@ def resolve(kind: str, plugin_id: str) -> type[Any]:
     """
     registered = find(kind, plugin_id)
     found = cast("type[Any]", load_object(registered.spec.entry_point, registered.key))
+    if kind == "rewards" and inspect.isroutine(found):
+        return cast("type[Any]", resolve(kind, FUNCTION).of(plugin_id))
     if not isinstance(registered.spec, PluginSpec):
         return found
     return plugin_api.usable(registered.spec, found)
@@ -260,11 +278,14 @@ def others_first(kind: str) -> list[Registered]:
 def kind_of(path: str) -> str:
     """Return the kind of ``module:Class``: that of its base class, or environments.
 
-    For the class of an agent environment, return ``agents``.
+    For the class of an agent environment, return ``agents``; for a function, ``rewards``.
     """
     module, _, name = path.partition(":")
+    _find_in_current_folder(module.partition(".")[0])
     try:
         found = getattr(importlib.import_module(module), name)
+        if inspect.isroutine(found):
+            return "rewards"
         for base in inspect.getmro(found):
             if kind := _KIND_OF_BASE.get(f"{base.__module__}.{base.__qualname__}"):
                 return kind
@@ -312,11 +333,20 @@ def _unregistered(kind: str, path: str) -> Registered:
     module, _, attribute = path.partition(":")
     if not module or not attribute:
         raise UnknownIdError(f"{path!r} is neither an id nor 'module:Class'")
+    _find_in_current_folder(module.partition(".")[0])
     spec_class = KINDS[kind]
     made = spec_class(id=path, entry_point=path)  # type: ignore[call-arg]
     if isinstance(made, PluginSpec):
         made = replace(made, contract_version=PLUGIN_API)
     return Registered(kind, made, Plugin(path, module, "unregistered", "0"))
+
+
+def _find_in_current_folder(package: str) -> None:
+    """Make a file or folder of the current folder importable, unless the name is taken."""
+    folder = Path.cwd()
+    is_here = (folder / f"{package}.py").is_file() or (folder / package).is_dir()
+    if is_here and package not in sys.modules and not importlib.util.find_spec(package):
+        sys.path.append(str(folder))  # worker processes get the same path
 
 
 def _adapted(env_id: str) -> Registered:

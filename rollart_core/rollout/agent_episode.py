@@ -136,6 +136,8 @@ async def run_agent_episode(
         score=result.reward,
         success=result.success,
         reward_components={**result.components, **scored.components},
+        env_components=result.components,
+        context=result.context,
         start_version=start_version,
         wall_s=time.perf_counter() - record.began,
     )

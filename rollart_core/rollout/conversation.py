@@ -24,10 +24,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollart_core.contracts.inference import GenerateResult
+from rollart_core.contracts.tool_format import ParsedMessage
 from rollart_core.errors import EnvironmentFailure, InferenceFailure, first_line
 from rollart_core.models.chat_template import TemplateRefusal, fold
 from rollart_core.models.tokenizer import ChatTokenizer
-from rollart_core.models.tool_calls import TOOL_MARKS, ParsedCalls, as_called, parse_tool_calls
+from rollart_core.models.tool_calls import as_called, parse_message
 from rollart_core.types import Message, Observation, Sample, ToolSpec
 
 
@@ -105,7 +106,7 @@ class Conversation:
         """The newest action with its calls; None if it has no calls."""
         self._as_calls: dict[int, tuple[Message, Message]] = {}
         """Object id -> an action with calls as a message with text, and as one with calls."""
-        self.parsed: ParsedCalls | None = None
+        self.parsed: ParsedMessage | None = None
         """The newest action, parsed; None without tools."""
 
     def offer(self, tools: Sequence[ToolSpec]) -> None:
@@ -115,9 +116,8 @@ class Conversation:
             EnvironmentFailure: If the policy's chat template cannot render tools, or writes calls
                 in an unknown format.
         """
-        template = self._tokenizer.template
-        if tools and not (template.shows_tools and self._tokenizer.tool_format):
-            what = "calls in a known format" if template.shows_tools else "tools"
+        if tools and self._tokenizer.tool_format is None:
+            what = "calls in a known format" if self._tokenizer.template.shows_tools else "tools"
             message = f"there are tools, but the policy's chat template does not write {what}"
             raise EnvironmentFailure(message, boundary="tools")
         self._tools = tuple(tools)
@@ -199,9 +199,12 @@ class Conversation:
         action = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         tool_format = self._tokenizer.tool_format if self._tools else None
         if tool_format is not None:
-            mark, whole = TOOL_MARKS[tool_format], self._tokenizer.decode(token_ids)
-            action = whole if whole.count(mark) > action.count(mark) else action
-            self.parsed = parse_tool_calls(action, tool_format, self._turn)
+            whole = self._tokenizer.decode(token_ids)
+            if any(whole.count(mark) > action.count(mark) for mark in tool_format.marks):
+                action = whole
+            self.parsed = parse_message(
+                action, tool_format, turn=self._turn, tools=self._tools, prompt=self._prompt
+            )
             self._called = as_called(self.parsed, self._turn)
         return action
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.contracts.reward import RewardRequest, RewardResult
+from rollart_core.contracts.tool_format import ParsedMessage
 from rollart_core.errors import (
     CancelledFailure,
     ContextOverflow,
@@ -22,7 +23,6 @@ from rollart_core.errors import (
     InferenceFailure,
     boundary,
 )
-from rollart_core.models.tool_calls import ParsedCalls
 from rollart_core.rollout.env_answers import Observed, return_problem
 from rollart_core.rollout.env_pool import EnvEpisode, EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef
@@ -35,7 +35,6 @@ from rollart_core.types import (
     Message,
     Observation,
     Sample,
-    Status,
     Ticket,
     ToolSpec,
     Trajectory,
@@ -62,7 +61,7 @@ class Dialogue(Protocol):
         """The whole row so far."""
 
     @property
-    def parsed(self) -> ParsedCalls | None:
+    def parsed(self) -> ParsedMessage | None:
         """The newest action, parsed; None without tools."""
 
     @property
@@ -113,6 +112,8 @@ class EpisodeDependencies:
     stop_token_ids: tuple[int, ...]
     limits: EpisodeLimits
     seed: int
+    success_from: float | None = None
+    """The reward from which an episode is a success; None: the environment decides success."""
     expert: Callable[[EnvEpisode, GenerateRequest], Awaitable[GenerateResult]] | None = None
     """Replaces the engine, for demonstrations and baselines."""
 
@@ -176,16 +177,18 @@ async def run_episode(
             on_cancel(failed(CancelledFailure("cancelled", boundary="episode").failure()))
         raise
     last = record.last
-    status: Status = "truncated" if record.truncated else "finished"
+    success, score = _decided(result, record, deps.success_from)
     return Trajectory(
         ticket,
-        status,
+        "truncated" if record.truncated else "finished",
         samples=conversation.samples(),
         turns=tuple(record.turns),
         reward=result.value,
-        score=record.env_return,
-        success=last.success if last else None,
+        score=score,
+        success=success,
         reward_components={**(last.components if last else {}), **result.components},
+        env_components=last.components if last else {},
+        context=record.context,
         start_version=start_version,
         wall_s=time.perf_counter() - began,
     )
@@ -248,14 +251,16 @@ async def _turn(
     with boundary(InferenceFailure, "conversation"):
         action = conversation.record(result)
     generated, counted = time.perf_counter(), result.text
-    said, parsed = conversation.newest, conversation.parsed
+    messages, parsed = (*_messages(observed.observation), conversation.newest), conversation.parsed
     if record.tools is None or parsed is None:
         answer = await episode.step(action)
     else:
         answer = await step_with_tools(episode, parsed, len(record.turns), record.tools)
+    text = as_text(observed.observation)
+    plain = (*_messages(text), Message(role="assistant", content=action))
     record.turns.append(
         Turn(
-            observation=_text(observed.observation),
+            observation=text,
             action=action,
             num_prompt_tokens=counted.num_prompt_tokens if counted else len(request.token_ids),
             num_new_tokens=counted.num_new_tokens if counted else len(result.token_ids),
@@ -263,9 +268,11 @@ async def _turn(
             reward=answer.reward,
             generate_s=generated - began,
             step_s=time.perf_counter() - generated,
+            messages=() if messages == plain else messages,
+            tools=record.tools.specs if record.tools and not record.turns else (),
         )
     )
-    record.messages += [*_messages(observed.observation), said]
+    record.messages += messages
     record.env_return += answer.reward
     record.context.update(answer.context)
     record.last = answer
@@ -314,6 +321,15 @@ def _request(ticket: Ticket, record: _Record, conversation: Dialogue) -> RewardR
     )
 
 
+def _decided(
+    result: RewardResult, record: _Record, success_from: float | None
+) -> tuple[bool | None, float]:
+    """Return success and score: by the environment, or by the reward if it leaves them to it."""
+    if success_from is None:
+        return record.last.success if record.last else None, record.env_return
+    return result.components.get("success", result.value) >= success_from, result.value
+
+
 def check_return(value: float, limits: EpisodeLimits, what: str) -> None:
     """Check the return of an episode against the range of its environment.
 
@@ -324,7 +340,8 @@ def check_return(value: float, limits: EpisodeLimits, what: str) -> None:
         raise EnvironmentFailure(f"{what}: {problem}", boundary=what)
 
 
-def _text(observation: Observation) -> str:
+def as_text(observation: Observation) -> str:
+    """Return an observation as one text; each message begins with its role."""
     if isinstance(observation, str):
         return observation
     return "\n".join(f"{m['role']}: {m['content']}" for m in observation)

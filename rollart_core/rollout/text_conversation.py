@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollart_core.contracts.inference import GenerateResult
+from rollart_core.contracts.tool_format import ParsedMessage
 from rollart_core.errors import InferenceFailure
-from rollart_core.models.tool_calls import ParsedCalls, as_called, checked_calls
+from rollart_core.models.tool_calls import as_called, checked_calls
 from rollart_core.types import Message, Observation, Sample, ToolSpec
 
 
@@ -24,7 +25,7 @@ class TextConversation:
         self._num_turns = 0
         self.tools: tuple[ToolSpec, ...] = ()
         """The tools that the model may call."""
-        self.parsed: ParsedCalls | None = None
+        self.parsed: ParsedMessage | None = None
         """The newest action, parsed; None without tools."""
 
     def offer(self, tools: Sequence[ToolSpec]) -> None:

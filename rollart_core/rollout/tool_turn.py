@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
+from rollart_core.contracts.tool_format import ParsedMessage
 from rollart_core.errors import EnvironmentFailure, boundary
-from rollart_core.models.tool_calls import UNREADABLE, ParsedCalls, call_id
+from rollart_core.models.tool_calls import UNREADABLE, call_id
 from rollart_core.rollout.env_answers import Observed
 from rollart_core.rollout.env_pool import EnvEpisode
 from rollart_core.rollout.tools.action import Call, ToolAction
@@ -32,7 +33,7 @@ class ToolTurn:
     """Answers to the other calls."""
 
 
-def tool_turn(parsed: ParsedCalls, turn: int, tools: ToolSet) -> ToolTurn:
+def tool_turn(parsed: ParsedMessage, turn: int, tools: ToolSet) -> ToolTurn:
     """Return the turn of a message of the policy.
 
     Calls that are not JSON, name no tool or have wrong arguments are answered here. The environment
@@ -69,7 +70,7 @@ def expert_turn(action: ToolAction) -> tuple[Message, ToolTurn]:
 
 
 async def step_with_tools(
-    episode: EnvEpisode, parsed: ParsedCalls, turn: int, tools: ToolSet
+    episode: EnvEpisode, parsed: ParsedMessage, turn: int, tools: ToolSet
 ) -> Observed:
     """Make the calls in the environment, and return its answers with the errors.
 

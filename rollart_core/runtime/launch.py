@@ -138,6 +138,8 @@ class _Launch:
             await runtime.place(placement)
             envs = await runtime.start_envs()
             await self._envs.count_tasks(envs)
+            if self._resume is None:
+                self._envs.check_evaluation()
             model_path = await self._model(runtime, run_dir)
             router, trainer = await runtime.start_model(model_path)
             router.place(placement)

@@ -12,6 +12,7 @@ nodes of a cluster are checked later, before workers start there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ from rollart_core.config.load import (
     validate,
 )
 from rollart_core.config.problems import Problem
-from rollart_core.config.resolve import Resolution, ResolvedRun, resolve_all
+from rollart_core.config.resolve import Resolution, ResolvedEnv, ResolvedRun, resolve_all
 from rollart_core.config.run import RunConfig
 from rollart_core.config.runtime import InlineRuntime, RayRuntime
-from rollart_core.errors import ConfigError
+from rollart_core.contracts.adapter import split_id
+from rollart_core.errors import ConfigError, UserError, described
 from rollart_core.plugins import registry
+from rollart_core.runtime.run_envs import few_tasks
 from rollart_core.runtime.workers import WorkersRuntime
 from rollart_core.store.run_dir import runs_dir_fault
+from rollart_core.types import Observation
 
 NO_ENVIRONMENT = "has no environment"
 """Marks a mapper's message about a name that is not an environment of the run."""
@@ -106,6 +110,62 @@ def prepare_mapping(
     if found.run is None or problems:
         raise as_error(problems, source, overridden)
     return found.run
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPreview:
+    """The tasks of one environment, for the dry run."""
+
+    env: str
+    num_tasks: Mapping[str, int | None]
+    """Split that the run uses -> number of tasks; None: no end."""
+    example: Observation
+    """The first observation of the first training task."""
+    notes: Sequence[str]
+    """What the environment says about its tasks (the optional method ``notes``)."""
+
+
+def preview_tasks(run: ResolvedRun, source: str | Path) -> list[TaskPreview]:
+    """Build each environment that this process can build quickly; count and read its tasks.
+
+    Raises:
+        ConfigError: If an environment cannot be built, or has fewer tasks than the config asks for.
+    """
+    found, problems = list[TaskPreview](), list[Problem]()
+    for i, env in enumerate(run.envs):
+        if _needs_more(env):
+            continue
+        try:
+            found.append(_preview(env))
+        except Exception as e:  # of any environment
+            reason = str(e) if isinstance(e, UserError) else described(e)
+            problems.append(Problem(("env", i) if run.is_mixed else ("env",), reason))
+    splits = {env.name: env.evaluation_split for env in run.envs}
+    counts = {one.env: one.num_tasks[splits[one.env]] for one in found}
+    if problems := [*problems, *few_tasks(run, counts)]:
+        raise as_error(problems, source)
+    return found
+
+
+def _needs_more(env: ResolvedEnv) -> bool:
+    """Return whether an environment needs more than this process: a sandbox, a network, time."""
+    spec, options = env.spec, env.plugin.options
+    elsewhere = spec.sandbox or spec.network or spec.kind == "agent" or split_id(spec.id)
+    in_sandbox = registry.ISOLATION in options or "sandbox" in options
+    return bool(elsewhere) or spec.slow_start or in_sandbox
+
+
+def _preview(env: ResolvedEnv) -> TaskPreview:
+    made: Any = env.plugin.build()
+    try:
+        counted = getattr(made, "num_tasks", lambda split: None)
+        splits = (env.split, env.validation_split, env.evaluation_split, env.check_split)
+        counts = {split: counted(split) for split in splits if split}
+        example, _ = made.reset(seed=0, options={"task": 0, "split": env.split})
+        notes: Sequence[str] = getattr(made, "notes", tuple)()
+        return TaskPreview(env.name, counts, example, notes)
+    finally:
+        made.close()
 
 
 def no_device(model: object) -> list[Problem]:

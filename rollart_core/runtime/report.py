@@ -106,6 +106,7 @@ class RunReport:
             sampled = getattr(self, name)
             plain[f"success_{name}"] = sampled.success.as_dict() if sampled else None
             plain[f"score_{name}"] = sampled.score.as_dict() if sampled else None
+            plain[f"rewards_{name}"] = sampled.as_dict()["rewards"] if sampled else None
             greedy = getattr(self, f"greedy_{name}")
             plain[f"greedy_{name}"] = greedy.as_dict() if greedy else None
         return plain
@@ -210,5 +211,6 @@ def _sampled(name: str, sampled: Sampled) -> dict[str, object]:
         if result:
             found[f"success_{when}"] = result.success.as_dict()
             found[f"score_{when}"] = result.score.as_dict()
+            found[f"rewards_{when}"] = result.as_dict()["rewards"]
     gain = score_gain((of_it[0], of_it[1]))
     return found | ({"score_gain": gain} if gain else {})

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from rollart_core.config.model import RemoteModel
+from rollart_core.config.problems import Problem
 from rollart_core.config.resolve import ResolvedEnv, ResolvedRun
 from rollart_core.config.run import RunConfig
 from rollart_core.contracts.adapter import split_id
@@ -88,6 +89,16 @@ class RunEnvs:
                     await self._ask_clusters(env, split, workers)
         self._hold_out()
 
+    def check_evaluation(self) -> None:
+        """Check the number of held-out tasks; call ``count_tasks`` first.
+
+        Raises:
+            ConfigError: If a split has fewer tasks than the config asks for.
+        """
+        counts = {env.name: self._num_tasks[env.name, env.evaluation_split] for env in self._envs}
+        for problem in few_tasks(self._run, counts):
+            raise ConfigError(problem.within())
+
     def _hold_out(self) -> None:
         """Hold out validation tasks from the training tasks, if there is no validation split."""
         evaluation = self._run.config.evaluation
@@ -148,6 +159,8 @@ class RunEnvs:
         for env, share in zip(self._envs, self._shares(n), strict=True):
             split: str = getattr(env, which)
             num_tasks, index_of = self._of_split(env, split)
+            if which == "evaluation_split" and num_tasks is not None:
+                share = min(share, num_tasks)  # the default may be more
             lists.append(self._listed(env.name, split, share, num_tasks, index_of))
         return lists[0] if len(lists) == 1 else interleaved(lists, seed)
 
@@ -228,6 +241,7 @@ class RunEnvs:
                 stop_token_ids=stop_token_ids,
                 limits=self._limits(env),
                 seed=self._run.config.seed,
+                success_from=self._run.config.scoring.success_from if env.decides_success else None,
             )
 
     async def open(self) -> None:
@@ -312,7 +326,7 @@ class RunEnvs:
 
         tokenizer = self._tokenizer = load_tokenizer(model_path)
         calling = [env.spec.id for env in self._envs if env.spec.tools]
-        if calling and not (tokenizer.template.shows_tools and tokenizer.tool_format):
+        if calling and tokenizer.tool_format is None:
             raise ConfigError(
                 f"model: {calling[0]} has tools, but the chat template in {model_path} does not "
                 "show tools or writes calls in an unknown format: use a model that supports tools"
@@ -332,6 +346,24 @@ class RunEnvs:
             episode_s=deadlines.episode_s,
             reward_range=env.reward_range,
         )
+
+
+def few_tasks(run: ResolvedRun, counts: Mapping[str, int | None]) -> list[Problem]:
+    """Return environments with fewer held-out tasks than the config asks for.
+
+    Args:
+        run: The run.
+        counts: Environment -> number of held-out tasks; None: the split has no end.
+    """
+    asked, problems = run.config.evaluation, []
+    parts = shares([env.weight for env in run.envs], asked.tasks)
+    for env, share in zip(run.envs, parts, strict=True):
+        count = counts.get(env.name)
+        if "tasks" in asked.model_fields_set and count is not None and share > count:
+            need = f", and its share is {share}" if len(run.envs) > 1 else ""
+            has = f"split {env.evaluation_split!r} of {env.name} has {count} tasks{need}"
+            problems.append(Problem(("evaluation", "tasks"), f"{asked.tasks}: {has}; decrease it"))
+    return problems
 
 
 def env_ref(env: ResolvedEnv) -> EnvRef:

@@ -45,6 +45,8 @@ class EvaluationResult:
     """The same for success; NaN also if the environment never reports it."""
     clusters: tuple[object, ...] = ()
     """The cluster of each of these tasks; the task itself if it is in no cluster."""
+    rewards: Mapping[str, Estimate] = field(default_factory=dict)
+    """The mean of ``reward``, and of each of its components in the episodes that have it."""
     by_env: Mapping[str, EvaluationResult] = field(default_factory=dict)
     """The result of each environment, if there are several."""
 
@@ -53,6 +55,7 @@ class EvaluationResult:
         return {
             "success": self.success.as_dict(),
             "score": self.score.as_dict(),
+            "rewards": {name: mean.as_dict() for name, mean in self.rewards.items()},
             "failed": self.num_failed,
             "truncated": self.num_truncated,
             "mean_turns": self.mean_turns,
@@ -153,8 +156,18 @@ def summarise(
         scores=tuple(_mean(scores.get(task, [])) for task in tasks),
         successes=tuple(_mean(wins.get(task, [])) for task in tasks),
         clusters=tuple(clusters.get(task, task) for task in tasks),
+        rewards=_rewards(good, clusters),
         by_env=of_each,
     )
+
+
+def _rewards(good: Sequence[Trajectory], clusters: Clusters) -> dict[str, Estimate]:
+    """Return the mean of the reward and of each component."""
+    values: dict[str, dict[object, list[float]]] = {"reward": {}}
+    for one in good:
+        for name, value in {"reward": one.reward or 0.0, **one.reward_components}.items():
+            values.setdefault(name, {}).setdefault(_task(one), []).append(value)
+    return {name: clustered_mean(tasks, clusters) for name, tasks in values.items()}
 
 
 def clusters_of(tasks: Iterable[Task], cluster_of: ClusterOf | None) -> Clusters:

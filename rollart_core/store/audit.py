@@ -69,6 +69,8 @@ class AuditReport:
     """Tickets without a final state: the run is in progress, or was killed."""
     attempts: int
     """Dispatched attempts."""
+    attempts_aborted: int
+    """Recorded attempts that were cancelled; the tickets may have ended otherwise."""
     unrecorded: int
     """Attempts without a trajectory: still running, or ended by a kill."""
     failures: Mapping[str, int]
@@ -144,6 +146,7 @@ def _audited(run_dir: Path, reader: JournalReader) -> AuditReport:
         aborted=_reasons(tickets.values(), "aborted"),
         open=sum(t.state in OPEN_STATES for t in tickets.values()),
         attempts=num_attempts,
+        attempts_aborted=sum(r.failure_kind == FailureKind.CANCELLED for r in rows),
         unrecorded=num_attempts - len(rows),
         failures=dict(Counter(str(r.failure_kind) for r in failed)),
         batches=sum(b.state == "trained" for b in batches),

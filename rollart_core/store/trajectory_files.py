@@ -198,9 +198,10 @@ def _schema() -> pa.Schema:
             ("num_prompt_tokens", pa.int32()),
             ("num_new_tokens", pa.int32()),
             ("finish_reason", pa.string()),
-            ("reward", pa.float64()),
-            ("generate_s", pa.float64()),
-            ("step_s", pa.float64()),
+            *((name, pa.float64()) for name in ("reward", "generate_s", "step_s")),
+            ("messages", pa.string()),
+            ("continues", pa.int32()),
+            ("tools", pa.string()),
         ]
     )
     sample = pa.struct(
@@ -236,6 +237,8 @@ def _schema() -> pa.Schema:
             ("score", pa.float64()),
             ("success", pa.bool_()),
             ("reward_components", pa.map_(pa.string(), pa.float64())),
+            ("env_components", pa.map_(pa.string(), pa.float64())),
+            ("context", pa.string()),
             ("failure", failure),
             ("start_version", pa.int64()),
             ("oldest_version", pa.int64()),
@@ -270,9 +273,9 @@ def _as_dict(trajectory: Trajectory) -> dict[str, object]:
         "reward": as_float(trajectory.reward),
         "score": as_float(trajectory.score),
         "success": as_bool(trajectory.success),
-        "reward_components": [
-            (clean_text(k), float(v)) for k, v in trajectory.reward_components.items()
-        ],
+        "reward_components": _pairs(trajectory.reward_components),
+        "env_components": _pairs(trajectory.env_components),
+        "context": _as_json(trajectory.context),
         "failure": _failure_as_dict(trajectory.failure),
         "start_version": trajectory.start_version,
         "oldest_version": trajectory.oldest_version,
@@ -315,7 +318,19 @@ def _turn_as_dict(turn: Turn) -> dict[str, object]:
         "reward": float(turn.reward),
         "generate_s": turn.generate_s,
         "step_s": turn.step_s,
+        "messages": _as_json(turn.messages),
+        "continues": turn.continues,
+        "tools": _as_json(turn.tools),
     }
+
+
+def _pairs(components: Mapping[str, float]) -> list[tuple[str, float]]:
+    return [(clean_text(name), float(value)) for name, value in components.items()]
+
+
+def _as_json(value: Sequence[object] | Mapping[str, object]) -> str | None:
+    """Return JSON; None for an empty value, which takes no space."""
+    return clean_text(json.dumps(value, ensure_ascii=False, default=str)) if value else None
 
 
 def _failure_as_dict(failure: Failure | None) -> dict[str, object] | None:
@@ -329,16 +344,18 @@ def _from_dict(row: dict[str, object]) -> Trajectory:
     get = cast("dict[str, str]", row)  # plain JSON-like values; the schema has their types
     task = Task(get["env_id"], get["split"], int(get["task_index"]), int(get["task_seed"]))
     ticket = Ticket(get["ticket_id"], task, get["group_id"], int(get["index"]), int(get["attempt"]))
-    components = cast("Iterable[tuple[str, float]]", row["reward_components"])
+    components = cast("dict[str, Iterable[tuple[str, float]]]", row)
     return Trajectory(
         ticket=ticket,
         status=cast("Status", row["status"]),
         samples=tuple(_sample(s) for s in cast("list[dict[str, object]]", row["samples"])),
-        turns=tuple(Turn(**t) for t in cast("list[dict[str, Any]]", row["turns"])),
+        turns=tuple(_turn(t) for t in cast("list[dict[str, Any]]", row["turns"])),
         reward=cast("float | None", row["reward"]),
         score=cast("float | None", row["score"]),
         success=cast("bool | None", row["success"]),
-        reward_components=dict(components),
+        reward_components=dict(components["reward_components"]),
+        env_components=dict(components.get("env_components") or ()),  # not in older records
+        context=json.loads(get.get("context") or "{}"),
         failure=_failure(cast("dict[str, object] | None", row["failure"])),
         start_version=int(get["start_version"]),
         wall_s=float(get["wall_s"]),
@@ -350,6 +367,11 @@ def _sample(row: dict[str, object]) -> Sample:
     return Sample(**arrays)
 
 
+def _turn(row: dict[str, Any]) -> Turn:
+    lists = {k: tuple(json.loads(row.get(k) or "[]")) for k in ("messages", "tools")}
+    return Turn(**{**row, **lists})
+
+
 def _failure(row: dict[str, object] | None) -> Failure | None:
     if row is None:
         return None
@@ -358,6 +380,9 @@ def _failure(row: dict[str, object] | None) -> Failure | None:
 
 def trajectory_bytes(trajectory: Trajectory) -> int:
     """Return the size of a trajectory's token arrays and texts, in bytes."""
-    texts = sum(len(t.observation) + len(t.action) for t in trajectory.turns)
+    texts = sum(
+        len(t.observation) + len(t.action) + sum(len(m["content"]) for m in t.messages)
+        for t in trajectory.turns
+    )
     rows: int = sum(getattr(s, k).nbytes for s in trajectory.samples for k in _SAMPLE_TYPES)
     return texts + rows

@@ -129,7 +129,9 @@ def export_hf(
     def write_here(part: Path) -> None:
         dtype = next(iter(tensors.values())).dtype
         write_model: Any = model.save_pretrained
-        write_model(part, state_dict=dict(tensors))
+        kept = model.state_dict().keys()  # without buffers that are computed
+        buffers = {name: b for name, b in model.named_buffers() if name in kept}
+        write_model(part, state_dict=buffers | dict(tensors))
         config = json.loads((part / "config.json").read_text())
         config["dtype"] = str(dtype).removeprefix("torch.")
         (part / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -12,6 +12,7 @@ Never: changes the base, or the model's initial logprobs (B begins at zero).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rollart_core.config.training import LoRA
-from rollart_core.errors import ConfigError
+from rollart_core.errors import ConfigError, first_line
 from rollart_core.models import lora
 from rollart_core.training import checkpoint, distributed
 from rollart_core.training.distributed import decoder_layers
@@ -157,14 +158,18 @@ def put_adapters(model: nn.Module, config: LoRA, model_path: str) -> None:
     """Add adapters to a model, before it is sharded.
 
     Raises:
-        ConfigError: If peft is missing, or the model lacks the modules to adapt.
+        ConfigError: If peft is missing or refuses, or the model lacks the modules to adapt.
     """
     modules = _modules(model, config)
     try:
         from peft import inject_adapter_in_model
     except ImportError as e:
         raise ConfigError(f"lora: peft is missing ({e}): pip install 'rollart[lora]'") from e
-    inject_adapter_in_model(_record(config, modules, model_path), model, ADAPTER)
+    try:
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of its defaults
+            inject_adapter_in_model(_record(config, modules, model_path), model, ADAPTER)
+    except ValueError as e:
+        raise ConfigError(f"lora: {first_line(str(e))}") from e
     model.eval()
 
 

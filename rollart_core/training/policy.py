@@ -44,6 +44,8 @@ Kernels = Literal["auto", "native", "torch"]
 
 PACKED_ATTENTION = "rollart_packed"
 _UNSUPPORTED_ATTENTION = ("softcap", "s_aux", "position_bias")
+_OWN_ATTENTION = ("nemotron",)
+"""Model types that do not pass the layout of the rows on to their attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +373,9 @@ def supports_packing(model: nn.Module) -> bool:
         getattr(model, "_supports_attention_backend", False)
         and "logits_to_keep" in inspect.signature(model.forward).parameters
         and layer_types == {"full_attention"}
+        and not getattr(model, "_is_stateful", False)  # recurrent state would cross rows
+        and getattr(config, "is_decoder", True)
+        and config.model_type not in _OWN_ATTENTION
         and not getattr(config, "sliding_window", None)
         and not getattr(config, "attn_logit_softcapping", None)
     )

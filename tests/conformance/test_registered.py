@@ -22,6 +22,7 @@ from rollart_core.contracts.inference import InferenceEngine
 from rollart_core.contracts.reward import GroupReward, Reward, RewardBackend
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.contracts.sandbox_service import SandboxService
+from rollart_core.contracts.tool_format import ToolFormat
 from rollart_core.contracts.tracker import Tracker
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import PluginError
@@ -50,6 +51,7 @@ BASES: dict[str, tuple[type, ...]] = {
     "runtimes": (WorkersRuntime,),
     "forward_passes": (Policy,),
     "sandbox_services": (SandboxService,),
+    "tool_formats": (ToolFormat,),
 }
 NO_EXAMPLES = {
     "openenv": "it needs a running server: tests/adapters/test_real_openenv.py",
@@ -103,8 +105,8 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
         return [CheckResult("start", CheckOutcome.SKIP, why)]
     if plugin_id == "rollart/Docker-v1" and (why := no_docker()):
         return [CheckResult("start", CheckOutcome.SKIP, why)]
-    if plugin_id == "rollart/Wandb-v1" and find_spec("wandb") is None:
-        return [CheckResult("logs", CheckOutcome.SKIP, "wandb is in rollart[wandb]")]
+    if (package := TRACKERS.get(plugin_id)) and find_spec(package) is None:
+        return [CheckResult("logs", CheckOutcome.SKIP, f"{package} is in rollart[{package}]")]
     if plugin_id in NEEDS_A_SERVER:
         return [CheckResult("start", CheckOutcome.SKIP, NEEDS_A_SERVER[plugin_id])]
     if plugin_id in JUDGES:
@@ -114,6 +116,11 @@ def check_one(kind: str, plugin_id: str, folder: Path) -> list[CheckResult]:
     return check_part(kind, plugin_id, folder, OPTIONS.get(plugin_id))
 
 
+TRACKERS = {
+    "rollart/Wandb-v1": "wandb",
+    "rollart/Mlflow-v1": "mlflow",
+    "rollart/Trackio-v1": "trackio",
+}
 NEEDS_A_SERVER = {
     "rollart/SGLang-v1": "it needs SGLang: tests/sglang_cpu",
     "rollart/RewardModel-v1": "it needs a model: tests/integration/rewards/test_reward_model.py",

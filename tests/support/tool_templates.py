@@ -4,8 +4,11 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rollart_core.contracts.tool_format import ParsedMessage
 from rollart_core.models.new import TOOL_CHAT_TEMPLATE, train_tokenizer
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
+from rollart_core.models.tool_calls import parse_message
+from rollart_core.plugins import registry
 from rollart_core.types import ToolSpec
 from support.chat_templates import TEXTS, write_tokenizer
 
@@ -94,6 +97,7 @@ TOOL_TEMPLATES = {
     "llama3": (LLAMA3, "<|eot_id|>"),
     "mistral": (MISTRAL, "</s>"),
 }
+TOOL_FORMATS = ("hermes", "llama3", "mistral")
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|eot_id|>", "<|python_tag|>"]
 SPECIALS += ["<|start_header_id|>", "<|end_header_id|>", "</s>", "[INST]", "[/INST]"]
 SPECIALS += ["[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]"]
@@ -122,6 +126,11 @@ def tool_tokenizer(name: str) -> ChatTokenizer:
     backend.add_tokens(["<tool_call>", "</tool_call>"])
     with TemporaryDirectory(prefix="rollart-test-") as folder:
         return load_tokenizer(write_tokenizer(Path(folder), backend.to_str(), template, stop))
+
+
+def parse(text: str, name: str, turn: int = 0, prompt: str = "") -> ParsedMessage:
+    """Parse a message in the tool format of this alias."""
+    return parse_message(text, registry.build("tool_formats", name), turn=turn, prompt=prompt)
 
 
 def call_text(name: str, *calls: tuple[str, str]) -> str:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Final
 
+from rollart_envs.rows import RowError
 from rollart_envs.swe.patch import steers_the_runner, touched_files, without_files
 from rollart_envs.swe.repository import TaskFailure
 from rollart_envs.swe.runs import TestRun, named_files, test_files, test_run
-from rollart_envs.swe.task import RepairTask, RowError
+from rollart_envs.swe.task import RepairTask
 
 _STEERS_TOO: Final = frozenset(("pyproject.toml", "pytest.py", "unittest.py"))
 _FRAMEWORK_FILES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rollart_core.config.base import MOST, PositiveInt, Seconds
 from rollart_core.config.sandbox_options import SandboxedOptions
-from rollart_envs.files import missing_files
+from rollart_envs.rows import missing_files
 from rollart_envs.swe.tools import MAX_OUTPUT_CHARS
 
 _PYTHON = Field(pattern=r"^(/.*)?$")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollart_envs.swe.task import RowError
+from rollart_envs.rows import RowError
 from rollart_sandboxes.judging.functions import HiddenTest
 
 _FENCED = re.compile(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)

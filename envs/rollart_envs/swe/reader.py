@@ -9,22 +9,16 @@ By default reading continues after a bad row: it is listed in ``Rows.bad`` for t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
-from rollart_core.errors import UserError
+from rollart_envs.rows import Row, RowError, TaskFileError, read_rows
 from rollart_envs.swe.function_task import FunctionTask, function_task
-from rollart_envs.swe.task import RepairTask, RowError, repair_task
+from rollart_envs.swe.task import RepairTask, repair_task
 
 T = TypeVar("T")
-Row: TypeAlias = Mapping[str, object]
-
-
-class TaskFileError(UserError, ValueError):
-    """A task file that cannot be read; the message has the file, the row and the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,52 +92,3 @@ def _read(path: Path, make: Callable[[Row], T], id_field: str, strict: bool) -> 
     if not tasks:
         raise TaskFileError(str(bad[0]) if bad else f"{path}: holds no rows")
     return Rows(tuple(tasks.values()), tuple(bad))
-
-
-def read_rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
-    """Yield the number of each row, from 1, and the row or its problem.
-
-    Raises:
-        TaskFileError: If the file cannot be read.
-    """
-    kinds = {".jsonl": _json_rows, ".parquet": _parquet_rows}
-    if not path.exists():
-        raise TaskFileError(f"{path}: there is no such file")
-    if path.suffix not in kinds:
-        raise TaskFileError(f"{path}: has to end in {' or '.join(kinds)}")
-    try:
-        yield from kinds[path.suffix](path)
-    except OSError as error:
-        raise TaskFileError(f"{path}: {error.strerror or error}") from None
-
-
-def _json_rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, _json_row(line)
-
-
-def _json_row(line: bytes) -> Row | RowError:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:  # broken UTF-8 is a ValueError as well
-        return RowError("(the whole line)", f"is no JSON: {error}")
-    if not isinstance(value, dict):
-        return RowError("(the whole line)", f"is a {type(value).__name__}, no JSON object")
-    return value
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=64):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except pa.ArrowInvalid as error:
-        raise TaskFileError(f"{path}: cannot be read as Parquet: {error}") from None

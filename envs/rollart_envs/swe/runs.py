@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final, Literal
 
+from rollart_envs.rows import RowError
 from rollart_envs.swe.logs import READERS, framework_of
 from rollart_envs.swe.patch import file_changes
-from rollart_envs.swe.task import RepairTask, RowError
+from rollart_envs.swe.task import RepairTask
 
 _PYTEST: Final = ("-rA", "--color=no", "-p", "no:cacheprovider")
 _SYMPY: Final = (("bin/test",), ("./bin/test",))

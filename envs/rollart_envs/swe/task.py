@@ -11,19 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rollart_envs.rows import RowError
 from rollart_envs.swe.logs import Status
 
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 """Halves of surrogate pairs, except those that represent bytes (``surrogateescape``)."""
-
-
-class RowError(ValueError):
-    """A row that is not a task; the message has the field, its value and what is allowed."""
-
-    def __init__(self, field_name: str, problem: str) -> None:
-        super().__init__(f"field {field_name!r}: {problem}")
-        self.field = field_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from rollart_core.errors import EpisodeError, SandboxFailure, UserError, first_line
 from rollart_core.rollout import loop
+from rollart_envs.rows import RowError
 from rollart_envs.swe.benches import of_start
 from rollart_envs.swe.function_task import FunctionTask
 from rollart_envs.swe.logs import Status
@@ -39,7 +40,7 @@ from rollart_envs.swe.repair_judge import (
     judge_patch,
 )
 from rollart_envs.swe.repository import RepositoryTree, TaskFailure, base_tree
-from rollart_envs.swe.task import RepairTask, RowError, repair_task
+from rollart_envs.swe.task import RepairTask, repair_task
 from rollart_envs.swe.task_folder import TaskFolder
 from rollart_envs.swe.workspace import Needs, needs_of
 from rollart_sandboxes.judging.functions import JudgeInterpreter, find_python, judge

@@ -350,6 +350,10 @@ def _num_slots(shape: Architecture, item_bytes: int, options: RunnerOptions) -> 
     return min(options.num_slots, fit)
 
 
+_ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""Relative difference of logits that rounding can explain."""
+
+
 class HuggingFaceRunner(Runner):
     """One forward per segment through ``AutoModelForCausalLM``."""
 
@@ -378,6 +382,23 @@ class HuggingFaceRunner(Runner):
         self._caches: list[Any] = [None] * num_slots
         self._tokens: list[list[int]] = [[] for _ in range(num_slots)]
         self._staged: dict[str, torch.Tensor] = {}
+        self._is_recurrent = bool(getattr(model, "_is_stateful", False))
+        self._continues = not self._is_recurrent or self._reads_on()
+        """Whether several tokens can follow a cache."""
+
+    @torch.inference_mode()
+    def _reads_on(self) -> bool:
+        """Return whether tokens after a cache have the logits that they have without it.
+
+        With some recurrent models, transformers ignores the state if several tokens follow it.
+        """
+        ids = [i % self.vocab_size for i in range(1, 7)]
+        whole = self._model(torch.tensor([ids], device=self._device)).logits[0, -1].float()
+        begun = self._model(torch.tensor([ids[:3]], device=self._device), use_cache=True)
+        cache = {self._cache_name: getattr(begun, self._cache_name, None)}
+        rest = self._model(torch.tensor([ids[3:]], device=self._device), use_cache=True, **cache)
+        difference = (rest.logits[0, -1].float() - whole).abs().max()
+        return bool(difference <= _ROUNDING[self._model.dtype] * whole.abs().max())
 
     @torch.inference_mode()
     def forward(self, batch: TokenBatch) -> torch.Tensor:
@@ -395,8 +416,9 @@ class HuggingFaceRunner(Runner):
     def _segment(self, slot: int, start: int, ids: list[int], keep: int = 1) -> torch.Tensor:
         """Run one segment on a slot's cache and return its last rows' logits ``[keep, vocab]``."""
         kept = self._tokens[slot]
-        if len(kept) != start and not self._crop(slot, start):
-            ids = kept[:start] + ids  # a cache that cannot be cut is computed again
+        fits = (len(kept) == start or self._crop(slot, start)) and self._caches[slot] is not None
+        if start and not (fits and (self._continues or len(ids) == 1)):
+            ids = kept[:start] + ids  # there is no cache to continue: compute all tokens again
             self._caches[slot], start = None, 0
         result = self._model(
             torch.tensor([ids], device=self._device),
@@ -404,7 +426,7 @@ class HuggingFaceRunner(Runner):
             logits_to_keep=keep,
             **{self._cache_name: self._caches[slot]},
         )
-        self._caches[slot] = getattr(result, self._cache_name)
+        self._caches[slot] = getattr(result, self._cache_name, None)
         self._tokens[slot] = kept[:start] + ids
         logits: torch.Tensor = result.logits[0, -keep:].float()
         return logits
@@ -415,9 +437,14 @@ class HuggingFaceRunner(Runner):
             self._caches[slot], self._tokens[slot] = None, []
             return True
         cache = self._caches[slot]
-        if not hasattr(cache, "crop") or any(getattr(cache, "is_sliding", [True])):
+        if self._is_recurrent or not hasattr(cache, "crop"):
             return False
-        cache.crop(length - len(self._tokens[slot]))  # negative: how many to take off
+        if any(getattr(cache, "is_sliding", [True])):
+            return False
+        try:
+            cache.crop(length - len(self._tokens[slot]))  # negative: how many to take off
+        except (RuntimeError, ValueError):  # a convolution keeps no earlier state
+            return False
         return True
 
     def clear(self, slot: int) -> None:

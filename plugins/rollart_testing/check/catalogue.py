@@ -157,6 +157,7 @@ PARTS: Final[Mapping[str, Mapping[Group, Sequence[str]]]] = {
     "sandbox_services": {
         "runtime": ("make", "describes", "isolates", "refuses", "collects_garbage")
     },
+    "tool_formats": {"runtime": ("make", "round_trip", "plain_text", "broken_calls")},
 }
 """Kind -> group -> checks; other kinds have none."""
 

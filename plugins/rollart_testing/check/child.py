@@ -41,6 +41,7 @@ from rollart_testing.plugin_checks import (
     check_mapper,
     check_runtime,
     check_sandbox_service,
+    check_tool_format,
     check_tracker,
 )
 from rollart_testing.results import CheckOutcome, CheckResult
@@ -170,6 +171,10 @@ def _service(service_id: str, options: Options, folder: Path) -> list[CheckResul
     return check_sandbox_service(registry.build("sandbox_services", service_id, options))
 
 
+def _tool_format(format_id: str, options: Options, folder: Path) -> list[CheckResult]:
+    return check_tool_format(registry.build("tool_formats", format_id, options))
+
+
 def _builder(kind: str, plugin_id: str, options: Options, **context: object) -> Callable[[], Any]:
     return partial(registry.build, kind, plugin_id, options, **context)
 
@@ -186,6 +191,7 @@ PART_CHECKS: Final[Mapping[str, _PartCheck]] = {
     "runtimes": _runtime,
     "forward_passes": _forward_pass,
     "sandbox_services": _service,
+    "tool_formats": _tool_format,
 }
 """Kind -> function that checks one of its plugins."""
 

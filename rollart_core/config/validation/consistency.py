@@ -6,10 +6,12 @@ with its fix, and the ``trainer`` section with the end of its schedule. Never: i
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rollart_core.config.envs import EnvEntry, EnvRun
 from rollart_core.config.model import ModelPath, RemoteModel
@@ -23,6 +25,10 @@ from rollart_core.errors import did_you_mean
 INLINE_POOLS = ("local", "engine")
 """Names of the pool of one machine. With several classes of engines, the pools of ``engine``."""
 
+_CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Ends of the names of classes that generate text."""
+_TEXT_PART = ("llama4", "qwen3_5", "qwen3_5_moe")
+"""Types of image models whose text part transformers loads as a causal LM."""
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 _SET = "set evaluation.every_batches, such as 50"
@@ -112,6 +118,10 @@ def without_effect(config: RunConfig, envs: Sequence[EnvSpec] = ()) -> list[Prob
     ):
         which = ", ".join(env.id for env in envs)
         found.append((("deadlines", "sandbox_ttl_s"), f"with {which}, which needs no sandbox"))
+    own_success = envs and not any(env.success_by_reward for env in envs)
+    if own_success and "success_from" in config.scoring.model_fields_set:
+        why = "because the environments decide success themselves"
+        found.append((("scoring", "success_from"), why))
     if config.failures.hang_s is None and "heartbeat_s" in config.failures.model_fields_set:
         found.append((("failures", "heartbeat_s"), "with failures.hang_s: null"))
     if isinstance(config.model, RemoteModel) and "max_context_tokens" in (
@@ -299,15 +309,39 @@ def model_path_fault(path: str) -> str | None:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if (folder / "config.json").is_file():
-            return None
+            return _architecture_fault(folder / "config.json")
         return (
             f"{path} is not a model: the folder has no config.json (`rollart model new` makes one)"
         )
     if folder.exists():
         return f"{path} is a file: a model is a folder with a config.json, or a hub id"
-    if _HUB_ID.match(path) and ("/" in path or hub_cached(path)):
-        return None
+    cached = hub_cached(path) if _HUB_ID.match(path) else None
+    if cached or (_HUB_ID.match(path) and "/" in path):
+        return _architecture_fault(cached) if cached else None
     return f"there is no folder {path}, and a hub id is OWNER/NAME, such as Qwen/Qwen3-0.6B"
+
+
+def _architecture_fault(file: Path) -> str | None:
+    try:
+        fault = model_config_fault(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError):
+        return f"{file} is not a model's config: it must be a JSON object"
+    return fault and f"{file.parent} {fault}"
+
+
+def model_config_fault(config: Mapping[str, Any]) -> str | None:
+    """Return why the model of a ``config.json`` is not a decoder of text, or None."""
+    names = config.get("architectures") or []
+    named = f"({', '.join(names) or config.get('model_type', 'unknown')})"
+    if config.get("is_encoder_decoder"):
+        return f"is an encoder-decoder model {named}: use a decoder-only model"
+    media = [name for name in ("vision_config", "audio_config") if config.get(name)]
+    if media and config.get("model_type") not in _TEXT_PART:
+        kind = media[0].partition("_")[0]
+        return f"is a {kind} model {named}: use a model for text, or its text-only variant"
+    if names and not any(name.endswith(_CAUSAL) for name in names):
+        return f"is not a causal language model {named}: use one that generates text"
+    return None
 
 
 def hub_cached(hub_id: str) -> Path | None:

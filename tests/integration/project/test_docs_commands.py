@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -55,6 +56,8 @@ def shown(leave_out: Sequence[Path] = ()) -> list[str]:
 def filled(tmp_path: Path) -> Path:
     """A folder that can stand for what a person fills in."""
     (tmp_path / "config.json").write_text("{}")
+    rows = ({"question": f"What is {n}?", "answer": str(n)} for n in range(4_000))
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return tmp_path
 
 
@@ -115,8 +118,10 @@ def test_what_the_documents_run_passes_a_dry_run(
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT / "examples/custom_env"))
+    monkeypatch.syspath_prepend(str(ROOT / "examples/rlvr"))
     # Executables and images are this machine's business, not the documents'.
     monkeypatch.setattr(resolve_plugin, "missing", lambda kind, plugin_id, options: [])
+    line = line.replace("data=train.jsonl", f"data={filled}/train.jsonl")
     words = shlex.split(PLACEHOLDERS.sub(str(filled), line))
     given = [word for word in words if word != "--dry-run"]
     monkeypatch.setattr(sys, "argv", ["rollart", *given, "--dry-run"])

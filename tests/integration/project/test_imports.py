@@ -32,7 +32,7 @@ HEAVY = {
     *("torch", "transformers", "tokenizers", "safetensors", "jinja2", "tensorboardX", "trl"),
     *("ray", "docker", "matplotlib", "datasets", "spacy", "scipy", "aiohttp", "fastapi", "nicegui"),
     *("tuf", "securesystemslib", "cryptography", "urllib3", "mcp", "peft", "wandb"),
-    "tenacity",
+    *("mlflow", "trackio", "huggingface_hub", "tenacity"),
 }
 MAY_BE_HEAVY = (
     "rollart_core.training.",

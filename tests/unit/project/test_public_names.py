@@ -46,4 +46,4 @@ def test_all_equals_the_public_names(name: str) -> None:
 def test_the_package_itself_offers_make_and_says_its_plugin_api() -> None:
     import rollart_core
 
-    assert rollart_core.__all__ == ["OLDEST_PLUGIN_API", "PLUGIN_API", "make"]
+    assert rollart_core.__all__ == ["OLDEST_PLUGIN_API", "PLUGIN_API", "fit", "make"]

@@ -190,10 +190,9 @@ def test_what_a_part_may_not_say_is_not_added_up():
 
 
 def test_weights_that_leave_the_range_are_refused():
-    with pytest.raises(ValueError, match="can reach 150; the maximum is 100"):
-        registry.build(
-            "rewards", "weighted", weighted(a=("exact-match", 100.0), b=("numeric", -50.0))
-        )
+    length = {"id": "function", "function": "builtins:len"}
+    with pytest.raises(ValueError, match="can reach 10100; the maximum is 10000"):
+        registry.build("rewards", "weighted", weighted(a=(length, 100.0), b=("numeric", -100.0)))
 
 
 def values(reward_id, requests, options=None):

@@ -16,6 +16,7 @@ from rollart_core.rollout.episode import EpisodeDependencies, EpisodeLimits, run
 from rollart_core.rollout.text_conversation import TextConversation
 from rollart_core.training.warm_start import demonstrations
 from rollart_core.types import FailureKind, Task, Ticket
+from rollart_view.conversations import turn_messages
 
 ENV = "support.tool_clerk:Adding"
 TICKET = Ticket("g0.0", Task(ENV, "train", 0, 7), "g0", 0)
@@ -100,6 +101,9 @@ def test_errors_are_fed_back_and_the_row_is_what_was_sampled(name):
     assert all(text.splitlines()[0].split('"')[0] in shown for text in told)
     (call,) = request.messages[3]["tool_calls"]
     assert call["function"]["name"] == "sum"
+    recorded = [message for turn in trajectory.turns for message in turn_messages(turn)]
+    assert recorded == list(request.messages)
+    assert [len(turn.tools) for turn in trajectory.turns] == [1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("terse", [False, True])

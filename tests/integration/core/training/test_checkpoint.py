@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.model_families import make_model_of
 from support.small_models import make_groups, make_trainer, save_model
 
 from rollart_algorithms.grpo import GRPO
@@ -133,3 +134,19 @@ def test_a_damaged_checkpoint_says_which_file_and_how_to_mend_it(
         file.write_bytes(content[:half] if how == "truncated" else content[:half] + b"\0" * half)
     with pytest.raises(ConfigError, match=rf"c/{name} is damaged .*remove the folder c to"):
         trainer.load(str(tmp_path / "c"))
+
+
+@pytest.mark.parametrize("model_type", ["glm4_moe", "nemotron_h"])
+def test_an_exported_folder_has_the_routing_biases_of_experts(
+    model_type: str, tmp_path: Path
+) -> None:
+    model = make_model_of(model_type)
+    biases = {n: b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}
+    for bias in biases.values():
+        bias.copy_(torch.rand_like(bias))
+    tensors = {n: t.bfloat16() for n, t in checkpoint.named_tensors(model).items()}
+    checkpoint.export_hf(str(tmp_path / "hf"), model, tensors, None)
+    loaded = dict(load_model(str(tmp_path / "hf")).named_buffers())
+    assert biases
+    for name, bias in biases.items():
+        torch.testing.assert_close(loaded[name], bias)

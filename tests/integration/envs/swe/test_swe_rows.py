@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from support.pace import scaled
 
+from rollart_envs.rows import TaskFileError
 from rollart_envs.swe.function_task import FunctionTask
 from rollart_envs.swe.logs import framework_of, read_pytest
 from rollart_envs.swe.patch import file_changes, steers_the_runner, touched_files
-from rollart_envs.swe.reader import TaskFileError, read_function_tasks, read_repair_tasks
+from rollart_envs.swe.reader import read_function_tasks, read_repair_tasks
 from rollart_envs.swe.repair_judge import grade
 from rollart_sandboxes.judging import function_judge
 from rollart_sandboxes.judging.functions import Judgement, read_judgement

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,30 @@ def run_dir(tmp_path: Path) -> Path:
         journal.metrics(step, step - 1, metrics)
     journal.close()
     return folder
+
+
+def test_export_and_audit_agree_on_failed_and_aborted(tmp_path: Path, rollart: Command) -> None:
+    journal = Journal(tmp_path, {**CONFIG, "env": []})
+    kinds = [None, *[FailureKind.TIMEOUT] * 2, *[FailureKind.CANCELLED] * 3]
+    for i, kind in enumerate(kinds):
+        one = trajectory(i, reward=None if kind else 1.0)
+        one = replace(one, failure=kind and Failure(kind, "env.step", "why"))
+        journal.dispatched(one.ticket, 0)
+        journal.trajectory(one)
+    journal.close()
+    found = json.loads(rollart("audit", str(tmp_path), "--json")[1])
+    out = tmp_path / "x.jsonl"
+    account = export([tmp_path], "jsonl", out, Filters())
+    assert account.left_out == {"status failed": 2, "status aborted": 3}
+    assert sum(found["failures"].values()) == 2
+    assert found["attempts_aborted"] == 3
+    assert found["attempts"] == account.written + account.left_out.total() + found["unrecorded"]
+    for status, count in (("failed", 2), ("aborted", 3)):
+        more = ("--out", str(tmp_path / status), "--status", status, "--json")
+        assert json.loads(rollart("export", str(tmp_path), *more)[1])["written"] == count
+    assert ["aborted", "3"] in [
+        line.split()[:2] for line in rollart("audit", str(tmp_path))[1].splitlines()
+    ]
 
 
 @pytest.fixture
@@ -258,4 +283,4 @@ def test_options_without_effect_are_refused(run_dir: Path, rollart: Command) -> 
         in rollart(*("export", str(run_dir), "--to", "parquet", "--tokens"))[2]
     )
     code, _, err = rollart("export", str(run_dir), "--to", "csv")
-    assert (code, "jsonl, parquet, sharegpt" in err) == (2, True)
+    assert (code, "jsonl, parquet, messages, sharegpt, hf" in err) == (2, True)

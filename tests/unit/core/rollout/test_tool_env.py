@@ -3,9 +3,9 @@ from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
-from support.tool_templates import ADD
+from support.tool_templates import ADD, parse
 
-from rollart_core.models.tool_calls import call_id, checked_calls, parse_tool_calls
+from rollart_core.models.tool_calls import call_id, checked_calls
 from rollart_core.rollout.tool_turn import answered, tool_turn
 from rollart_core.rollout.tools.action import Call, ToolAction
 from rollart_core.rollout.tools.env import ToolEnv, tool
@@ -170,7 +170,7 @@ def test_nothing_is_fetched_for_a_schema(tmp_path):
 
 def _parsed(*calls):
     blocks = [f'<tool_call>{{"name": "{n}", "arguments": {a}}}</tool_call>' for n, a in calls]
-    return parse_tool_calls("ok" + "".join(blocks), "hermes", turn=2)
+    return parse("ok" + "".join(blocks), "hermes", turn=2)
 
 
 def test_the_environment_gets_the_good_calls_and_the_policy_all_answers_in_order():

@@ -1,9 +1,10 @@
 """Trajectories survive the way to disk and back, whatever is in them."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from rollart_core.store.trajectory_files import (
@@ -15,7 +16,18 @@ from rollart_core.store.trajectory_files import (
     trajectory_bytes,
     unpack,
 )
-from rollart_core.types import Failure, FailureKind, Sample, Task, Ticket, Trajectory, Turn
+from rollart_core.types import (
+    Failure,
+    FailureKind,
+    Message,
+    Sample,
+    Task,
+    Ticket,
+    ToolCall,
+    ToolSpec,
+    Trajectory,
+    Turn,
+)
 
 
 def sample(num_tokens: int, rng: np.random.Generator) -> Sample:
@@ -54,6 +66,9 @@ def failed() -> Trajectory:
     return Trajectory(ticket, "failed", failure=failure, start_version=2)
 
 
+NEW_OF_TURNS = ("messages", "continues", "tools")
+
+
 def assert_same(a: Trajectory, b: Trajectory) -> None:
     assert len(a.samples) == len(b.samples)
     for x, y in zip(a.samples, b.samples, strict=True):
@@ -68,14 +83,35 @@ def assert_same(a: Trajectory, b: Trajectory) -> None:
             assert getattr(a, f.name) == getattr(b, f.name), f.name
     assert [t.observation for t in a.turns] == [t.observation for t in b.turns]
     assert [t.num_new_tokens for t in a.turns] == [t.num_new_tokens for t in b.turns]
+    for f in NEW_OF_TURNS:
+        assert [getattr(t, f) for t in a.turns] == [getattr(t, f) for t in b.turns]
     assert a.oldest_version == b.oldest_version
 
 
+CALL: ToolCall = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "add", "arguments": '{"a": "ｆ"}'},
+}
+TOOL: ToolSpec = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+TALK = (
+    Turn(
+        *("user: Résultats 🛒", "add", 12, 5, "stop", 0.0, 0.5, 0.25),
+        messages=(
+            Message(role="system", content="Résultats 🛒"),
+            Message(role="assistant", content="", reasoning_content="hm", tool_calls=[CALL]),
+        ),
+        continues=-1,
+        tools=(TOOL,),
+    ),
+    Turn("tool: 3", "3", 40, 6, "length", 1.5, 0.5, 0.25, continues=0),
+)
 CASES = [
     trajectory(),
     failed(),
     trajectory(2, num_samples=0),
     trajectory(3, success=None, score=None),
+    trajectory(4, turns=TALK, env_components={"price": 0.5}, context={"reference": ["é", 1, None]}),
 ]
 
 
@@ -90,6 +126,16 @@ def test_rows_give_the_records_back() -> None:
 @pytest.mark.parametrize("index", range(len(CASES)))
 def test_blobs_give_the_records_back(index: int) -> None:
     assert_same(unpack(pack(CASES[index])), CASES[index])
+
+
+def test_records_of_older_releases_are_read() -> None:
+    rows = pa.Table.from_batches([to_rows([trajectory()])])
+    turns = rows["turns"].to_pylist()
+    known = [f for f in rows.schema.field("turns").type.value_type if f.name not in NEW_OF_TURNS]
+    old = rows.drop_columns(["env_components", "context", "turns"])
+    (back,) = from_rows(old.append_column("turns", pa.array(turns, pa.list_(pa.struct(known)))))
+    assert_same(replace(back, turns=()), trajectory(turns=()))
+    assert [t.action for t in back.turns] == ["search[red shoe]", "click[a\\udc80]"]
 
 
 def test_numpy_scalars_of_an_environment_are_taken() -> None:

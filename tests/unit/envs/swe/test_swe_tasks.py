@@ -2,10 +2,11 @@ import json
 
 import pytest
 
+from rollart_envs.rows import RowError, TaskFileError
 from rollart_envs.swe.function_task import candidate_of, function_task
-from rollart_envs.swe.reader import TaskFileError, read_function_tasks, read_repair_tasks
+from rollart_envs.swe.reader import read_function_tasks, read_repair_tasks
 from rollart_envs.swe.runs import test_run as run_of_tests
-from rollart_envs.swe.task import RowError, repair_task
+from rollart_envs.swe.task import repair_task
 from rollart_sandboxes.judging.functions import read_judgement
 
 DIFF = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
@@ -99,9 +100,9 @@ def test_a_file_that_is_missing_empty_or_of_another_kind_is_an_error(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(TaskFileError, match="holds no rows"):
         read_function_tasks(tmp_path / "empty.jsonl")
-    (tmp_path / "tasks.csv").touch()
+    (tmp_path / "tasks.txt").touch()
     with pytest.raises(TaskFileError, match="has to end in"):
-        read_repair_tasks(tmp_path / "tasks.csv")
+        read_repair_tasks(tmp_path / "tasks.txt")
 
 
 def test_the_statement_holds_the_bug_and_no_secret():

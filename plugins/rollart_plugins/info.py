@@ -92,6 +92,8 @@ def _describe(registered: Registered) -> dict[str, object]:
     plugin, said = registered.plugin, registered.spec
     if split_id(registered.key):
         said = registry.env_spec(registered.key)
+    elif registered.kind == "rewards":
+        said = registry.spec("rewards", registered.key)
     spec = asdict(said)
     return {
         "is": _what(registered.kind, said),

@@ -1,11 +1,15 @@
-"""``rollart model``: create models.
+"""``rollart model``: create models, and check them.
 
-Takes: a shape, an environment whose text the tokenizer is trained on, a new folder. Gives: a model
-with random weights in the format of transformers. Never: writes into a folder that is not empty.
+Takes: a shape, an environment whose text the tokenizer is trained on, a new folder; or a model.
+Gives: a model with random weights in the format of transformers; or what can train and serve the
+model. Never: writes into a folder that is not empty.
 """
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +17,7 @@ import typer
 from pydantic import ValidationError
 
 from rollart_core.cli.options import as_options, check_split
+from rollart_core.cli.output import print_json, print_table
 from rollart_core.config.model import NewModel
 from rollart_core.config.problems import of_validation
 from rollart_core.errors import ConfigError, first_line
@@ -23,9 +28,12 @@ from rollart_core.scheduling.tasks import held_out_tasks
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
-@app.callback(epilog="Example: rollart model new ./my-model --env webshop width=128")
+_SIGNS = {"ok": "ok", "warn": "limited", "no": "no", "unknown": "?"}
+
+
+@app.callback(epilog="Example: rollart model check Qwen/Qwen3-0.6B")
 def model() -> None:
-    """Create a small model with random weights."""
+    """Create a small model with random weights, or check what can train and serve a model."""
 
 
 @app.command(
@@ -69,6 +77,44 @@ def new(
     _make(path)
     build_model(str(path), spec, [corpus], seed)
     typer.echo(f"Made {path}: {spec.num_layers} layers of width {spec.width}.")
+
+
+@app.command(epilog="Example: rollart model check ./my-model --context 4096")
+def check(
+    path: Annotated[str, typer.Argument(metavar="PATH_OR_ID", help="Model folder or hub id.")],
+    context: Annotated[
+        int, typer.Option(min=1, help="Tokens of a row, for the estimate of the memory.")
+    ] = 8192,
+    sglang: Annotated[
+        Path | None,
+        typer.Option(metavar="PYTHON", help="Interpreter with SGLang. Default: this one."),
+    ] = None,
+    vllm: Annotated[
+        Path | None,
+        typer.Option(metavar="PYTHON", help="Interpreter with vLLM. Default: this one."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check which parts of RollArt can train and serve a model, without loading its weights.
+
+    The exit code is 1 if the model cannot be trained.
+    """
+    from rollart_plugins.models.check import check_model
+
+    servers = {}
+    for name, given in (("SGLang", sglang), ("vLLM", vllm)):
+        if given or find_spec(name.lower()):
+            servers[name] = str(given or sys.executable)
+    found = check_model(path, servers, context)
+    needed = {each.part: each.state for each in found if each.state == "no"}
+    works = not {"architecture", "tokenizer"} & needed.keys()
+    if as_json:
+        print_json({"model": path, "works": works, "findings": [asdict(each) for each in found]})
+    else:
+        rows = [(each.part, _SIGNS[each.state], each.says) for each in found]
+        print_table(path, ("part", "", "finding"), rows)
+    if not works:
+        raise typer.Exit(1)
 
 
 def _make(folder: Path) -> None:

@@ -65,6 +65,8 @@ def _rows(found: AuditReport) -> Iterator[tuple[str, str, str]]:
     yield "rolled back", f"{found.rolled_back}", "tickets in a batch that was undone"
     yield "attempts", f"{found.attempts}", ""
     yield from _kinds("  failed", found.failures)
+    if found.attempts_aborted:
+        yield "  aborted", f"{found.attempts_aborted}", "cancelled while they ran"
     if found.unrecorded:
         yield "  unrecorded", f"{found.unrecorded}", "still running, or interrupted by a kill"
     yield "batches", f"{found.batches}", f"and {found.batches_rolled_back} rolled back"

@@ -1,0 +1,1 @@
+"""``rollart model``: create models, and check which parts of RollArt can use one."""

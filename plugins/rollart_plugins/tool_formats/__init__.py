@@ -1,0 +1,1 @@
+"""Tool formats of model families, one module for each style of syntax."""
