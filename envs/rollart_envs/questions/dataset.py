@@ -26,14 +26,14 @@ import numpy as np
 
 from rollart_core.errors import UserError, did_you_mean
 from rollart_core.types import Message, Observation
-from rollart_envs.questions.config import SPLIT_NAMES, SPLITS, QuestionsConfig
+from rollart_envs.questions.config import SPLIT_NAMES, SPLITS, Drawn, QuestionsConfig
 from rollart_envs.questions.presets import PRESETS
 from rollart_envs.rows import Row, RowError, rows_of, split_sources
 
 QUESTION_FIELDS: Final = ("prompt", "question", "messages")
 ANSWER_FIELDS: Final = ("answer", "reference", "ground_truth", "solution")
 _ROLES: Final = ("system", "user", "assistant")
-_DRAWN: Final = ("test", "validation", "warm")
+_DRAWN: Final[tuple[Drawn, ...]] = ("test", "validation", "warm")
 """Splits that are drawn from ``train`` if the dataset does not name them, in order of the hash."""
 _NUM_HASHES, _NUM_BANDS = 64, 16
 _LIKENESS: Final = 0.8
@@ -162,13 +162,13 @@ class _Reader:
         if self._is_first:
             self._choose_fields(row)
         assert self._question is not None
-        asked, said = _asked(_value(row, self._question), self._question)
+        asked, said = _asked(value_of(row, self._question), self._question)
         demonstration = said or _completion(row)
         context = _columns(row, (self._question, self._config.split))
         if isinstance(asked, list):
             context["prompt"] = asked
         if self._answer:
-            context["reference"] = _json(_value(row, self._answer), self._answer)
+            context["reference"] = _json(value_of(row, self._answer), self._answer)
         elif demonstration is not None:
             context["reference"] = demonstration
         context |= self._named(row)
@@ -196,7 +196,7 @@ class _Reader:
 
     def _named(self, row: Row) -> dict[str, Any]:
         """Return the entries of the option ``context``."""
-        return {key: _json(_value(row, f), f) for key, f in self._config.context.items()}
+        return {key: _json(value_of(row, f), f) for key, f in self._config.context.items()}
 
     def _with_prompt(self, asked: Observation) -> Observation:
         if not self._prompt:
@@ -207,7 +207,7 @@ class _Reader:
         return [*before, {**last, "content": f"{self._prompt}\n{last['content']}"}]
 
 
-def _value(row: Row, name: str) -> Any:
+def value_of(row: Row, name: str) -> Any:
     """Return a field; a dot reads inside an object.
 
     Raises:
@@ -242,7 +242,19 @@ def _message(value: Any, name: str) -> Message:
     role = value.get("role") if isinstance(value, Mapping) else None
     if role not in _ROLES:
         raise RowError(name, f"is {value!r:.60}; its role must be one of {', '.join(_ROLES)}")
-    content = value.get("content")
+    return {"role": role, "content": content_text(value.get("content"), name)}
+
+
+def content_text(content: Any, name: str) -> str:
+    """Return the content of a message as one text.
+
+    Args:
+        content: A text, or a list of parts of the type ``text``.
+        name: The field, for errors.
+
+    Raises:
+        RowError: If it is something else, such as an image.
+    """
     if isinstance(content, list):
         kinds = [one.get("type") if isinstance(one, Mapping) else None for one in content]
         other = next((kind for kind in kinds if kind != "text"), None)
@@ -251,7 +263,7 @@ def _message(value: Any, name: str) -> Message:
         content = "\n".join(str(one.get("text", "")) for one in content)
     if not isinstance(content, str):
         raise RowError(name, f"has the content {content!r:.60}, which is not a text")
-    return {"role": role, "content": content}
+    return content
 
 
 def _completion(row: Row) -> str | None:
@@ -294,17 +306,25 @@ def _drawn(
     splits = {split: list(found[split]) for split in SPLITS}
     pool, splits["train"] = [*found["train"], *found[""]], []
     for question in pool:
-        splits[_split_of(question.key, found, config)].append(question)
+        drawn = split_of(question.key, config.shares, config.split_seed)
+        splits["train" if found[drawn] else drawn].append(question)
     return splits
 
 
-def _split_of(key: str, found: Mapping[str, list[Question]], config: QuestionsConfig) -> str:
-    digest = blake2b(f"{config.split_seed}\0{key}".encode("utf-8", "replace"), digest_size=8)
+def split_of(key: str, shares: Mapping[Drawn, float], seed: int) -> str:
+    """Return the split of a question, drawn by a hash.
+
+    Args:
+        key: See :attr:`Question.key`.
+        shares: Share of each split; the rest is ``train``.
+        seed: Seed of the hash.
+    """
+    digest = blake2b(f"{seed}\0{key}".encode("utf-8", "replace"), digest_size=8)
     place, end = int.from_bytes(digest.digest(), "big") / 2**64, 0.0
     for split in _DRAWN:
-        end += config.shares.get(split, 0.0)
+        end += shares.get(split, 0.0)
         if place < end:
-            return "train" if found[split] else split
+            return split
     return "train"
 
 

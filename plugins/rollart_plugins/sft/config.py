@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
@@ -26,11 +26,9 @@ from rollart_core.config.model import ModelPath, NewModel
 from rollart_core.config.problems import of_validation
 from rollart_core.config.training import LoRA, Trainer
 from rollart_core.errors import ConfigError
+from rollart_envs.questions.config import SHARES, Drawn, Share
 
 _CONFIGS = (".yaml", ".yml")
-HeldOut = Literal["warm", "validation", "test"]
-Share = Annotated[float, Field(ge=0, lt=1)]
-_SHARES: Final[dict[HeldOut, Share]] = {"warm": 0.05, "validation": 0.1, "test": 0.1}
 
 
 class SftCheckpoint(Section):
@@ -66,17 +64,22 @@ class SftConfig(Section):
         Discriminator(_which_model),
     ] = Field(description="a model's folder, a hub id, or {kind: new}")
     data: tuple[Annotated[str, Field(min_length=1)], ...]
-    """Files of rows, `.jsonl` or `.parquet`."""
+    """Sources of rows: files that end in `.jsonl`, `.parquet` or `.csv`, folders with such files,
+    folders of `save_to_disk`, and ids of datasets on the Hugging Face hub."""
+    subset: Name | None = None
+    """Subset of a dataset on the hub, such as `main`."""
+    preset: Literal["gsm8k", "math", "multiple-choice", "code"] | None = None
+    """Format of the rows, as in ``text/Questions-v1``. The model learns the dataset's solutions."""
     question: Name | None = None
     """Field of a row with the question: a text, or a list of messages. If not set, the first of
     `messages`, `prompt` and `question` that the row has."""
     answer: Name | None = None
-    """Field of a row with the answer. If not set, the first of `completion`, `answer`, `reference`,
-    `ground_truth` and `solution` that the row has. A conversation with answers needs no such
-    field."""
-    prompt: str = ""
-    """Text before every question."""
-    shares: dict[HeldOut, Share] = Field(default_factory=lambda: dict(_SHARES))
+    """Field of a row with the answer. A dot reads inside an object. If not set, the first of
+    `completion`, `answer`, `reference`, `ground_truth` and `solution` that the row has. A
+    conversation with answers needs no such field."""
+    prompt: str | None = None
+    """Text before every question. If not set, the text of the preset, or none."""
+    shares: dict[Drawn, Share] = Field(default_factory=lambda: dict(SHARES))
     """Share of each split that the data do not name, drawn by a hash of the question. Rows of
     ``validation`` give the held-out loss. Rows of ``warm`` and ``test`` are not used, so that RL on
     the same file can use them."""
@@ -143,6 +146,8 @@ class SftConfig(Section):
             raise ValueError("lora needs a trained model: set model.path, or remove lora")
         if not self.data:
             raise ValueError("data has no file")
+        if self.preset and (self.question or self.answer):
+            raise ValueError("question and answer have no effect with preset; remove them")
         return self
 
 

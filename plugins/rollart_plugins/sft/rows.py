@@ -3,8 +3,8 @@
     row -> messages -> split: named by the row, else by a hash
         -> the model's chat template -> samples, with the tokens of the assistant as loss tokens
 
-Takes: files of rows, a tokenizer. Gives: :class:`Demonstration` by split, and their samples. Never:
-skips a row that it cannot read, or puts conversations with the same question into two splits.
+Takes: sources of rows, a tokenizer. Gives: :class:`Demonstration` by split, and their samples.
+Never: skips a row that it cannot read, or puts rows with the same question into two drawn splits.
 """
 
 from __future__ import annotations
@@ -12,28 +12,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from rollart_core.errors import EpisodeError, UserError, did_you_mean, first_line
 from rollart_core.models.chat_template import TemplateRefusal
 from rollart_core.models.tool_calls import call_id
 from rollart_core.rollout.tools.tool_set import checked_tools
 from rollart_core.types import FunctionCall, Message, Sample, ToolCall, ToolSpec
-from rollart_envs.rows import RowError, read_rows
+from rollart_envs.questions.config import SPLIT_NAMES, SPLITS
+from rollart_envs.questions.dataset import ANSWER_FIELDS, content_text, split_of, value_of
+from rollart_envs.questions.presets import PRESETS
+from rollart_envs.rows import Row, RowError, rows_of, split_sources
 
 if TYPE_CHECKING:
     from rollart_core.models.tokenizer import ChatTokenizer
     from rollart_plugins.sft.config import SftConfig
 
-SPLITS: Final = ("train", "warm", "validation", "test")
-_SPLIT_NAMES: Final = {name: name for name in SPLITS} | {
-    **dict.fromkeys(("val", "valid", "dev"), "validation"),
-    "eval": "test",
-}
 _QUESTIONS: Final = ("messages", "prompt", "question")
-_ANSWERS: Final = ("completion", "answer", "reference", "ground_truth", "solution")
+_ANSWERS: Final = ("completion", *ANSWER_FIELDS)
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _KEPT: Final = ("reasoning_content", "tool_call_id", "name")
 """Fields of a message that are copied unchanged."""
@@ -61,81 +58,99 @@ class Demonstration:
 
 
 def read_demonstrations(config: SftConfig) -> dict[str, list[Demonstration]]:
-    """Return the rows of all files by split.
+    """Return the rows of all sources by split.
 
     Raises:
-        UserError: If a file cannot be read, a row cannot be used, or no row is in ``train``.
+        UserError: If a source cannot be read, a row cannot be used, or no row is in ``train``.
     """
-    pool = [one for file in config.data for one in _of_file(Path(file).expanduser(), config)]
+    ignored: list[str] = []
+    pool = [one for source in config.data for one in _of_source(source, config, ignored)]
     named = {one.split for one in pool}
     splits: dict[str, list[Demonstration]] = {split: [] for split in SPLITS}
     for one in pool:
-        own = one.split not in ("", "train")
-        splits[one.split if own else _drawn(one.key, named, config)].append(one)
+        split = one.split
+        if split in ("", "train"):
+            drawn = split_of(one.key, config.shares, config.split_seed)
+            split = "train" if drawn in named else drawn
+        splits[split].append(one)
     if not splits["train"]:
-        counts = ", ".join(f"{len(rows)} of {split}" for split, rows in splits.items() if rows)
-        raise UserError(f"{', '.join(config.data)}: has no row to train on ({counts or 'no rows'})")
+        counts = [f"{len(rows)} of {split}" for split, rows in splits.items() if rows]
+        counts += [f"other splits: {', '.join(ignored)}"] if ignored else []
+        found = ", ".join(counts) or "no rows"
+        raise UserError(f"{', '.join(config.data)}: has no row to train on ({found})")
     return splits
 
 
-def _drawn(key: str, named: set[str], config: SftConfig) -> str:
-    """Return the split of a question, drawn as ``text/Questions-v1`` draws it."""
-    digest = blake2b(f"{config.split_seed}\0{key}".encode("utf-8", "replace"), digest_size=8)
-    place, end = int.from_bytes(digest.digest(), "big") / 2**64, 0.0
-    for split in SPLITS[1:]:
-        end += config.shares.get(cast("Any", split), 0.0)
-        if place < end:
-            return "train" if split in named else split
-    return "train"
+def _of_source(source: str, config: SftConfig, ignored: list[str]) -> Iterator[Demonstration]:
+    for name, part in split_sources(source, config.subset).items():
+        split = SPLIT_NAMES.get(name.lower(), "" if not name else None)
+        if split is None:
+            ignored.append(name)
+            continue
+        file = part if isinstance(part, Path) else f"{source}, split {name or 'train'}"
+        for number, row in rows_of(part):
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                one = _demonstration(row, config)
+            except RowError as e:
+                raise UserError(f"{file}, row {number}: {e}") from None
+            yield replace(one, split=one.split or split, where=f"{file}, row {number}")
 
 
-def _of_file(path: Path, config: SftConfig) -> Iterator[Demonstration]:
-    for number, row in read_rows(path):
-        where = f"{path}, row {number}"
-        try:
-            if isinstance(row, RowError):
-                raise row
-            yield replace(_demonstration(row, config), where=where)
-        except RowError as e:
-            raise UserError(f"{where}: {e}") from None
-
-
-def _demonstration(row: Mapping[str, Any], config: SftConfig) -> Demonstration:
-    name = config.question or next((n for n in _QUESTIONS if row.get(n) is not None), "")
-    if row.get(name) is None:
-        near = did_you_mean(name or "question", [str(one) for one in row])
-        wanted = name or " or ".join(_QUESTIONS)
-        raise RowError(wanted, f"is missing; the fields are {', '.join(map(str, row))}.{near}")
-    given = _listed(row[name], name, "user")
-    if not any(_role(one) == "assistant" for one in given):
-        given += _answer(row, config)
+def _demonstration(row: Row, config: SftConfig) -> Demonstration:
+    given, name = _given(row, config)
     messages = [_message(one, f"{name}.{i}", i) for i, one in enumerate(given)]
     first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
     if first == 0:
         raise RowError(name, "begins with a message of the assistant, which answers nothing")
-    if config.prompt:
+    if prompt := _prompt(config):
         asked = messages[first - 1]["content"]
-        messages[first - 1] = {**messages[first - 1], "content": f"{config.prompt}\n{asked}"}
+        messages[first - 1] = {**messages[first - 1], "content": f"{prompt}\n{asked}"}
     said = [one for one in given if _role(one) == "assistant"]
-    return Demonstration(
-        tuple(messages),
-        _tools(row.get("tools")),
-        frozenset(turn for turn, one in enumerate(said) if one.get("weight") == 0),
-        _SPLIT_NAMES.get(str(row.get("split") or "").lower(), "train" if row.get("split") else ""),
-    )
+    unweighted = frozenset(turn for turn, one in enumerate(said) if one.get("weight") == 0)
+    split = str(row.get("split") or "").lower()
+    own = SPLIT_NAMES.get(split, "train") if split else ""
+    return Demonstration(tuple(messages), _tools(row.get("tools")), unweighted, own)
 
 
-def _answer(row: Mapping[str, Any], config: SftConfig) -> list[Any]:
+def _given(row: Row, config: SftConfig) -> tuple[list[Any], str]:
+    """Return the messages of a row as they are, with at least one of the assistant; their field."""
+    if config.preset:
+        parts = PRESETS[config.preset].read(row)
+        answer = parts.demonstration or parts.context.get("reference")
+        if answer is None:
+            raise RowError("solution", "is missing, so there is nothing to learn")
+        said = [*_listed(parts.question, "question", "user"), *_listed(answer, "", "assistant")]
+        return said, "question"
+    name = config.question or next((n for n in _QUESTIONS if row.get(n) is not None), "")
+    if not name:
+        near = did_you_mean("question", [str(one) for one in row])
+        problem = f"is missing; the fields are {', '.join(map(str, row))}.{near}"
+        raise RowError(" or ".join(_QUESTIONS), problem)
+    given = _listed(value_of(row, name), name, "user")
+    if not any(_role(one) == "assistant" for one in given):
+        given += _answer(row, config)
+    return given, name
+
+
+def _prompt(config: SftConfig) -> str:
+    if config.prompt is None and config.preset:
+        return PRESETS[config.preset].prompt
+    return config.prompt or ""
+
+
+def _answer(row: Row, config: SftConfig) -> list[Any]:
     """Return the answer to a question as messages; of several right answers, the first."""
     name = config.answer or next((n for n in _ANSWERS if row.get(n) is not None), "")
-    value = row.get(name)
+    if not name:
+        problem = "is missing, and the row has no message of the assistant"
+        raise RowError(" or ".join(_ANSWERS), problem)
+    value: Any = value_of(row, name)
     if isinstance(value, list) and value and not isinstance(value[0], Mapping):
         value = value[0]
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
-    if value is None:
-        wanted = name or " or ".join(_ANSWERS)
-        raise RowError(wanted, "is missing, and the row has no message of the assistant")
     return _listed(value, name, "assistant")
 
 
@@ -157,26 +172,13 @@ def _message(value: Any, name: str, index: int) -> Message:
     if role not in _ROLES:
         raise RowError(name, f"is {value!r:.60}; its role must be one of {', '.join(_ROLES)}")
     calls = [_call(one, name, call_id(index, i)) for i, one in enumerate(_calls(value, name))]
-    content = _text(value.get("content"), name, may_be_empty=bool(calls))
+    content = value.get("content")
+    content = "" if content is None and calls else content_text(content, name)
     message = Message(role="system" if role == "developer" else role, content=content)
     message.update({k: value[k] for k in _KEPT if value.get(k) is not None})  # type: ignore[typeddict-item]
     if calls:
         message["tool_calls"] = calls
     return message
-
-
-def _text(content: Any, name: str, *, may_be_empty: bool) -> str:
-    if isinstance(content, list):
-        kinds = [one.get("type") if isinstance(one, Mapping) else None for one in content]
-        other = next((kind for kind in kinds if kind != "text"), None)
-        if other is not None or not kinds:
-            raise RowError(name, f"has content of type {other!r}; text models read only text")
-        content = "\n".join(str(one.get("text") or "") for one in content)
-    if content is None and may_be_empty:
-        return ""
-    if not isinstance(content, str):
-        raise RowError(name, f"has the content {content!r:.60}, which is not a text")
-    return content
 
 
 def _calls(value: Mapping[str, Any], name: str) -> list[Any]:

@@ -44,8 +44,9 @@ from rollart_core.store.run_dir import (
 )
 from rollart_core.suggestions import no_run
 from rollart_core.types import Group, Sample, Task, Ticket, Trajectory
+from rollart_envs.questions.config import SPLITS
 from rollart_plugins.sft.config import SftConfig, checked, load_sft_config
-from rollart_plugins.sft.rows import SPLITS, Demonstration, cut, read_demonstrations, samples_of
+from rollart_plugins.sft.rows import Demonstration, cut, read_demonstrations, samples_of
 
 if TYPE_CHECKING:
     from rollart_core.models.tokenizer import ChatTokenizer

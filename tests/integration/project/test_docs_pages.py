@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -147,3 +148,13 @@ def test_a_page_that_promises_too_much_fails(
         (tmp_path / name).mkdir()
         with pytest.raises(AssertionError, match=reason):
             test_a_page_can_be_followed(f"{name}.md", tmp_path / name, environ)
+
+
+def test_extras_are_installed_in_one_way_and_exist() -> None:
+    """``rollart[EXTRA]`` adds to what is installed, from a clone too; a path needs the clone."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/*/*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        for extras in re.findall(r"rollart\[([a-z,-]+)\]", text):
+            assert set(extras.split(",")) <= set(known), f"{page}: {extras}"
+        assert not re.findall(r"pip install -e '?\.\[", text), page

@@ -10,5 +10,5 @@ class {{ cookiecutter.base }}Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    people: Annotated[int, Field(ge=4, le=10)] = 8
+    people: Annotated[int, Field(ge=1, le=10)] = 8
     """Number of people in the directory."""

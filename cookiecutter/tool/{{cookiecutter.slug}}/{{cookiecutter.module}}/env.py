@@ -12,7 +12,7 @@ from pydantic import Field
 from rollart_core.rollout.tools import Call, ToolAction, ToolEnv, ToolError, ToolResult, tool
 
 from {{ cookiecutter.module }}.config import {{ cookiecutter.base }}Config
-from {{ cookiecutter.module }}.directory import draw_directory
+from {{ cookiecutter.module }}.directory import Request, draw_request
 
 NUM_TASKS = {"train": 10_000, "test": 1_000}
 
@@ -27,8 +27,7 @@ class {{ cookiecutter.class_name }}(ToolEnv):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.config = {{ cookiecutter.base }}Config(**options)
-        self._name = ""
-        self._teams: dict[str, str] = {}
+        self._request: Request | None = None
         self._found = False
 
     def num_tasks(self, split: str) -> int:
@@ -41,28 +40,30 @@ class {{ cookiecutter.class_name }}(ToolEnv):
         """Start a task and return the first observation."""
         if not 0 <= task < self.num_tasks(split):
             raise ValueError(f"task {task} is not in split {split!r} of {self.num_tasks(split)}")
-        self._name, self._teams = draw_directory(split, task, self.config.people)
+        self._request = draw_request(split, task, self.config.people)
         self._found = False
-        return f"team of {self._name}?"
+        return f"request {self._request.number}: team of {self._request.name}?"
 
     # A tool that waits, such as one that calls a server, may be `async def`.
     @tool
     def find(self, name: Annotated[str, Field(description="A first name.")]) -> str:
         """Look up the team of a person."""
-        if name not in self._teams:
+        assert self._request is not None
+        if name not in self._request.teams:
             raise ToolError(f"there is no {name!r}")  # the policy reads it and may try again
-        self._found = self._found or name == self._name
-        return self._teams[name]
+        self._found = self._found or name == self._request.name
+        return self._request.teams[name]
 
     def said(self, content: str) -> ToolResult:
         """Score a message without calls: the answer, which ends the episode."""
-        right = content.strip() == self._teams[self._name]
+        assert self._request is not None
+        right = content.strip() == self._request.answer
         return ToolResult("", reward=float(right), done=True, success=right)
 
     def oracle(self) -> str | None:
         """Return the expert's next action, for warm starts and checks."""
-        if not self._name:
+        if self._request is None:
             return None
         if self._found:
-            return ToolAction(self._teams[self._name]).text()
-        return ToolAction("", (Call("find", {"name": self._name}),)).text()
+            return ToolAction(self._request.answer).text()
+        return ToolAction("", (Call("find", {"name": self._request.name}),)).text()

@@ -47,6 +47,7 @@ def test_a_command_line_needs_no_file_and_overrides_one(tmp_path: Path) -> None:
         (["a.jsonl", "model.kind=new", "lora.rank=4"], "lora needs a trained model"),
         (["a.jsonl", "model=m", "shares={test: 0.5, warm: 0.5}"], "shares: add up to 1"),
         (["a.jsonl", "model=m", "name=a/b"], "name: 'a/b' cannot be part of a folder"),
+        (["a.jsonl", "model=m", "preset=math", "answer=a"], "question and answer have no effect"),
         (["a.yaml", "b.yaml"], "give one config file, not a.yaml, b.yaml"),
         (["none.yaml"], "there is no such file"),
     ],

@@ -13,6 +13,8 @@ from support.chat_templates import tokenizer_with, write_tokenizer
 from rollart_core.errors import UserError
 from rollart_core.models.tokenizer import ChatTokenizer, byte_tokenizer, load_tokenizer
 from rollart_core.types import Sample
+from rollart_envs.questions.config import SHARES, QuestionsConfig
+from rollart_envs.questions.dataset import read_dataset
 from rollart_plugins.sft.config import SftConfig
 from rollart_plugins.sft.rows import Demonstration, read_demonstrations, samples_of
 
@@ -130,6 +132,45 @@ def test_a_question_is_in_one_split_whatever_its_answer_or_its_line(tmp_path: Pa
     other = {"shares": {"validation": 0.2}, "split_seed": 1}
     others = read_demonstrations(config_of(tmp_path, *rows, **other))
     assert {one.key for one in others["validation"]} != held_out
+
+
+def test_rl_on_the_same_file_has_the_same_splits(tmp_path: Path) -> None:
+    rows = [{"question": f"How much is  {n}?", "answer": str(n)} for n in range(300)]
+    config = config_of(tmp_path, *rows, shares=dict(SHARES), prompt="Brief:")
+    env = {"file": config.data[0], "prompt": "Brief:"}
+    questions = read_dataset(QuestionsConfig.model_validate(env)).splits
+    splits = read_demonstrations(config)
+    assert {split: [one.key for one in found] for split, found in splits.items()} == {
+        split: [question.key for question in found] for split, found in questions.items()
+    }
+    assert all(splits.values())
+
+
+def test_a_preset_reads_the_solutions_of_a_dataset(tmp_path: Path) -> None:
+    row = {"question": "1 + 2?", "answer": "1 and 2 is 3.\n#### 3"}
+    asked, said = one_of(tmp_path, row, preset="gsm8k").messages
+    assert asked["content"].endswith("\n1 + 2?")
+    assert len(asked["content"]) > len("\n1 + 2?")
+    assert said["content"] == row["answer"]
+    with pytest.raises(UserError, match="row 1: field 'answer'"):
+        one_of(tmp_path, {"question": "1 + 2?", "answer": "3"}, preset="gsm8k")
+
+
+def test_csv_files_and_folders_are_read_and_splits_of_a_folder_keep_their_names(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.csv").write_text("question,answer\n1 + 2?,3\n")
+    (tmp_path / "val.csv").write_text("question,answer\n1 + 3?,4\n")
+    (tmp_path / "other.csv").write_text("question,answer\n1 + 4?,5\n")
+    given = {"model": "m", "data": str(tmp_path), "shares": NO_SHARES}
+    splits = read_demonstrations(SftConfig.model_validate(given))
+    assert [m["content"] for m in splits["train"][0].messages] == ["1 + 2?", "3"]
+    assert {split: len(found) for split, found in splits.items() if found} == {
+        **{"train": 1, "validation": 1}
+    }
+    (tmp_path / "train.csv").unlink()
+    with pytest.raises(UserError, match=r"\(1 of validation, other splits: other\)"):
+        read_demonstrations(SftConfig.model_validate(given))
 
 
 def test_a_split_that_rows_name_is_not_drawn(tmp_path: Path) -> None:
