@@ -153,10 +153,11 @@ class Turn:
     observation: str
     """The newest part of the prompt, as text."""
     action: str
+    """The policy's text without its thought."""
     num_prompt_tokens: int
     """Number of tokens in the whole prompt of this turn."""
     num_new_tokens: int
-    """Number of generated tokens."""
+    """Number of generated tokens, including an appended end of a thought."""
     finish_reason: Literal["stop", "length", "abort"]
     reward: float
     """The reward that ``env.step`` returned."""
@@ -170,6 +171,11 @@ class Turn:
     a conversation."""
     tools: tuple[ToolSpec, ...] = ()
     """The tools of the conversation; only for its first turn."""
+
+    @property
+    def reasoning(self) -> str:
+        """The thought of the policy before the action, without its marks. Empty if none."""
+        return self.messages[-1].get("reasoning_content", "") if self.messages else ""
 
 
 @dataclass(frozen=True, slots=True)

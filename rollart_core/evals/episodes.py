@@ -150,7 +150,12 @@ def _line(episode: Episode, trajectory: Trajectory) -> dict[str, object]:
             "loss": episode.num_loss_tokens,
         },
         "turns": [
-            {"observation": t.observation, "action": t.action, "finish": t.finish_reason}
+            {
+                "observation": t.observation,
+                "action": t.action,
+                "finish": t.finish_reason,
+                "reasoning": t.reasoning,
+            }
             for t in trajectory.turns
         ],
     }
