@@ -227,7 +227,7 @@ class Trajectory:
     reward: float | None = None
     """The reward for training. None if and only if ``status`` is ``failed``."""
     score: float | None = None
-    """The environment's own return, before any reward function. None if failed."""
+    """The environment's own return, or the reward if it decides success. None if failed."""
     success: bool | None = None
     """Whether the environment reported success. None if it did not report it."""
     reward_components: Mapping[str, float] = field(default_factory=dict)

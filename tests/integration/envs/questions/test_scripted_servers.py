@@ -126,6 +126,9 @@ def test_a_server_that_is_always_right_has_full_success_and_one_that_is_wrong_no
     report = json.loads(out)
     assert report["success"]["n"] >= 5
     assert report["success"]["mean"] == float(right)
+    rewards = report["cells"][0]["rewards"]
+    assert (rewards["reward"]["mean"] >= 0.5) == right
+    assert recipe != "function" or rewards["right"]["mean"] == float(right)
     assert report["failures"] == {}
 
 
