@@ -57,6 +57,7 @@ help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(RUN_STAMP) ## Set up what running needs.
+	@echo "Ready: source $(VENV)/bin/activate"
 
 run: $(RUN_STAMP) ## Run the main job: an agent learns to shop.
 	$(VENV)/bin/rollart run $(CONFIG) $(ARGS)

@@ -260,14 +260,18 @@ def _command(name: str, command: Any) -> Iterator[str]:
     usage = command.collect_usage_pieces(command.context_class(command, info_name=name))
     yield f"### {name}"
     yield _cell(inspect.cleandoc(command.help or "").split("\n\n")[0])
-    yield f"```text\nUsage: rollart {' '.join([name, *usage])}\n```"
-    rows = [
-        (f"`{', '.join((*p.opts, *p.secondary_opts))}`", _cell(p.help or ""))
-        for p in command.params
-        if not p.hidden
-    ]
+    plain = re.sub(r"\{(.+?)\}", r"\1", " ".join([name, *usage]))
+    yield f"```text\nUsage: rollart {plain}\n```"
+    rows = [(f"`{_parameter(p)}`", _cell(p.help or "")) for p in command.params if not p.hidden]
     if rows:
         yield _table(("argument or option", "meaning"), rows)
+
+
+def _parameter(parameter: Any) -> str:
+    """Return the name of an argument as the usage shows it, or the names of an option."""
+    if parameter.param_type_name == "argument" and parameter.metavar:
+        return _cell(parameter.metavar)
+    return ", ".join((*parameter.opts, *parameter.secondary_opts))
 
 
 def _errors() -> str:

@@ -29,6 +29,13 @@ from rollart_core.plugins.manager import KINDS, Registered, plugins
 
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
+_TO_TRAIN = """To train on it, save this as run.yaml and run `rollart run run.yaml`:
+
+  env: {{id: "{}"}}
+  model: {{kind: new}}  # for a model that exists: {{path: FOLDER}}
+  warm_start: {{}}      # imitates the environment's oracle() first; remove it if there is none
+  stop: {{batches: 100}}"""
+
 
 def info(
     plugin_id: Annotated[
@@ -53,6 +60,8 @@ def info(
                 for o in options
             ]
             print_table("options", columns, rows_of)
+        if described["is"] == registry.SINGULAR["environments"]:
+            typer.echo(_TO_TRAIN.format(plugin_id))
 
 
 def _find(plugin_id: str) -> list[Registered]:

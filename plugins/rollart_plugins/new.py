@@ -128,11 +128,10 @@ def _ask_id(name: PackageName) -> PackageName:
 
 
 def _next_steps(name: PackageName, folder: Path) -> list[str]:
-    install = f"pip install -e '{folder}[dev]'"
-    if name.kind in _ENV_KINDS.values():
-        check = f"rollart check {name.plugin_id}"
-        return [install, f"pytest {folder}", check, f"rollart run {folder}/example.yaml"]
-    return [install, f"pytest {folder}", f"rollart info {name.plugin_id}"]
+    example = folder / "example.yaml"
+    install, check = f"pip install -e '{folder}[dev]'", f"rollart check {name.plugin_id}"
+    run = [f"rollart run {example}"] if example.is_file() else []
+    return [install, f"pytest {folder}", check, *run]
 
 
 @dataclass(frozen=True, slots=True)

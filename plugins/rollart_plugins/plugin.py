@@ -188,7 +188,7 @@ _COMMANDS: Final = (
     ),
     CommandSpec(
         name="model",
-        entry_point="rollart_plugins.models.cli:app",
+        entry_point="rollart_plugins.model:app",
         summary="Create a small model, or check which parts can train and serve a model.",
     ),
     CommandSpec(

@@ -417,7 +417,11 @@ def install(
         if not as_json:
             _show_plan(plan, interpreter.python)
         if not yes:
-            confirm("Install?", "nothing was installed; --yes skips this question")
+            confirm(
+                "Install?",
+                "nothing was installed; --yes skips this question (--fingerprint and --root "
+                "confirm the registry, not its packages)",
+            )
         written = installing.install(plan, trusted, interpreter, lock)
     if as_json:
         print_json(plan.as_dict() | {"lock": str(lock)})
@@ -436,9 +440,12 @@ def sync(
             help="Allow other versions of packages that were installed when the lock was written."
         ),
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Has no effect: sync asks no question.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Install exactly the packages listed in a lock file."""
+    """Install exactly the packages listed in a lock file, without a question."""
     from rollart_registry.install import sync as synced
     from rollart_registry.lock import read_lock
 

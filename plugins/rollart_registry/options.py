@@ -107,7 +107,7 @@ def _in_bounds(value: float | None) -> float | None:
 def registry() -> None:
     """Publish environments to a community registry, install from one, or run one.
 
-    docs/guides/registry.md shows every step for an operator, an owner and a user.
+    The page "Registry" of the documentation shows every step for an operator, an owner and a user.
     """
     import logging
 

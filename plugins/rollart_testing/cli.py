@@ -19,6 +19,8 @@ from rich.text import Text
 
 from rollart_core.cli.options import as_options
 from rollart_core.cli.output import print_json, stdout_console
+from rollart_core.plugins.manager import CORE
+from rollart_testing.check.own_tests import OWN_TESTS
 from rollart_testing.check.report import Report, Result
 from rollart_testing.check.run import TIMEOUT_S, run
 from rollart_testing.results import CheckOutcome
@@ -49,7 +51,7 @@ def check_command(
 ) -> None:
     """Check whether a plugin, a project or a wheel follows the plugin contracts.
 
-    docs/reference/checks.md explains each check and how to fix its findings.
+    The page "Checks" of the documentation explains each check and how to fix its findings.
     """
     with _progress() as heard:
         report = run(
@@ -63,6 +65,8 @@ def check_command(
         print_json(report.to_json())
     else:
         _show(report)
+        if not only and report.distribution not in ("", CORE) and not _ran_own_tests(report):
+            typer.echo("The tests of its package did not run: give the project folder to run them.")
     raise typer.Exit(0 if report.passed else 1)
 
 
@@ -86,11 +90,15 @@ def _show(report: Report) -> None:
     console = stdout_console()
     for plugin_id in dict.fromkeys(result.id for result in report.results):
         console.print(_table(plugin_id, [r for r in report.results if r.id == plugin_id]))
-    title = f"{report.subject} {report.version}".strip()
     failed = [r.name for r in report.results if r.outcome is CheckOutcome.FAIL]
     why = ", ".join(failed) or "no check passed for some id"
     said = ", ".join(f"{n} {outcome}" for outcome, n in report.counts.items())
-    typer.echo(f"{said}. {title} " + ("passed." if report.passed else f"did not pass: {why}."))
+    verdict = "passed" if report.passed else f"did not pass: {why}"
+    typer.echo(f"{said}. {report.title} {verdict}.")
+
+
+def _ran_own_tests(report: Report) -> bool:
+    return any(result.name == OWN_TESTS for result in report.results)
 
 
 def _table(plugin_id: str, results: Sequence[Result]) -> Table:

@@ -55,9 +55,8 @@ def check_reward(
         "score": partial(_check_score, reward, asked, reward_range),
         "same_request_same_score": partial(_check_same_score, reward, asked),
         "group_size": partial(_check_group_sizes, reward, asked),
+        "examples": partial(_check_examples, reward, examples),
     }
-    if examples:
-        checks["examples"] = partial(_check_examples, reward, examples)
     return run_checks(checks)
 
 
@@ -99,6 +98,8 @@ def _check_group_sizes(reward: Reward | GroupReward, requests: Sequence[RewardRe
 
 
 def _check_examples(reward: Reward | GroupReward, examples: Sequence[RewardExample]) -> None:
+    if not examples:
+        raise SkipCheck("the reward has no examples: add the optional method examples()")
     for example in examples:
         values = [result.value for result in _score(reward, example.requests)]
         for value, wanted in zip(values, example.values or values, strict=True):

@@ -63,12 +63,14 @@ def _rows(found: AuditReport) -> Iterator[tuple[str, str, str]]:
         yield "  open", f"{found.open}", "running, waiting, or to be repeated after a resume"
     yield "retried", f"{found.retried}", "tickets with another attempt after a failed one"
     yield "rolled back", f"{found.rolled_back}", "tickets in a batch that was undone"
-    yield "attempts", f"{found.attempts}", ""
+    parts = " + ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)
+    yield "attempts", f"{found.attempts}", f"= {parts}" if parts else ""
     yield from _kinds("  failed", found.failures)
     if found.attempts_aborted:
         yield "  aborted", f"{found.attempts_aborted}", "cancelled while they ran"
     if found.unrecorded:
-        yield "  unrecorded", f"{found.unrecorded}", "still running, or interrupted by a kill"
+        why = "interrupted by a kill" if found.ended else "still running, or interrupted by a kill"
+        yield "  unrecorded", f"{found.unrecorded}", why
     yield "batches", f"{found.batches}", f"and {found.batches_rolled_back} rolled back"
     for i, why in enumerate(found.guard):
         yield "guard tripped" if i == 0 else "", "", why

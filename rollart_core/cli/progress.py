@@ -135,9 +135,9 @@ def _number(value: float | str) -> str:
 
 def report_table(report: Mapping[str, object]) -> Group:
     """Return the results of a run, from ``RunReport.as_dict()``."""
-    held_out = RichTable(title="Held-out tasks", title_justify="left", title_style="bold")
-    for column in ("", "before", "after"):
-        held_out.add_column(column)
+    count = report.get("tasks_after") or report.get("tasks_before")
+    title = f"Held-out tasks ({count} different)" if count else "Held-out tasks"
+    held_out = _titled(title, "", "before", "after")
     for label, pick in _ESTIMATES.items():
         cells = [pick(report, when) for when in ("before", "after")]
         if any(cells):
@@ -163,11 +163,14 @@ def _add_rewards(held_out: RichTable, report: Mapping[str, object], which: str) 
         held_out.add_row(f"{name}, {which}", *(_interval(one.get(name), name) for one in both))
 
 
+def _titled(title: str, *columns: str) -> RichTable:
+    return RichTable(*columns, title=title, title_justify="left", title_style="bold")
+
+
 def _env_tables(report: Mapping[str, object]) -> Iterator[RichTable]:
     """Yield the results of several environments, and why each ran where it did."""
-    done = RichTable(title="Environments, while training", title_justify="left", title_style="bold")
-    for column in ("", "trained", "finished", "success", "score", "failed", "envs on", "engines"):
-        done.add_column(column)
+    titles = ("", "trained", "finished", "success", "score", "failed", "envs on", "engines")
+    done = _titled("Environments, while training", *titles)
     why = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, of_it in _envs(report):
         counts = [f"{_float(of_it.get(key)):,.0f}" for key in ("trained", "finished")]
@@ -199,7 +202,7 @@ def _generated(engines: Mapping[str, object]) -> str:
 
 def evaluation_table(report: Mapping[str, Any], table: Table) -> Group:
     """Return the results of an evaluation, from ``EvaluationReport.as_dict()``, and its table."""
-    figures = RichTable(title="All figures", title_justify="left", title_style="bold")
+    figures = _titled("All figures")
     for column in ("environment", "player", "success", "score", "pass@k", "failed"):
         figures.add_column(column, overflow="fold")
     for cell in report["cells"]:
@@ -225,7 +228,7 @@ def matrix(table: Table) -> Group:
     """Return a table of environments and players, with its notes."""
     from rollart_core.evals.table import notes, rows, titles
 
-    shown = RichTable(title="Success on held-out tasks", title_justify="left", title_style="bold")
+    shown = _titled("Success on held-out tasks")
     for title in titles(table):
         shown.add_column(title, overflow="fold")
     for row in rows(table):
@@ -286,8 +289,8 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield "last validation", _validated(last)
         yield "trained model", str(choice)
     yield "train steps", _updates(report)
-    isolation, train = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
-    yield "time", f"{isolation:,.1f} s, including {train:,.1f} s of RL"
+    total_s, train_s = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
+    yield "time", f"{total_s:,.1f} s, including {train_s:,.1f} s of RL"
     yield "tokens/s", _throughput(report)
     yield "staleness", _histogram(_mapping(report.get("staleness")))
     failures = _mapping(report.get("failures"))
@@ -309,19 +312,14 @@ def _validated(point: Mapping[str, object]) -> str:
 def _updates(report: Mapping[str, object]) -> str:
     skipped = report.get("skipped_updates")
     text = f"{_float(report.get('train_steps')):,.0f}"
-    return f"{text}, {_float(skipped):,.0f} skipped" if skipped else text
+    text += f", {_float(skipped):,.0f} skipped" if skipped else ""
+    return text if report.get("has_signal", True) else f"{text}; no reward differed within a group"
 
 
 def _throughput(report: Mapping[str, object]) -> str:
     text = f"{_float(report.get('tokens_per_s')):,.0f}"
-    parts = [
-        f"{_float(report[key]):,.0f} {name}"
-        for key, name in (
-            ("generated_tokens_per_s", "generated"),
-            ("trained_tokens_per_s", "trained"),
-        )
-        if key in report
-    ]
+    known = {name: report.get(f"{name}_tokens_per_s") for name in ("generated", "trained")}
+    parts = [f"{_float(n):,.0f} {name}" for name, n in known.items() if n is not None]
     return f"{text} ({', '.join(parts)})" if parts else text
 
 

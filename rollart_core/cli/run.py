@@ -18,7 +18,7 @@ from rollart_core.cli.output import print_json, print_table, stdout_console, vis
 from rollart_core.cli.progress import display, report_table
 from rollart_core.config.load import RECORD_KEY, read_yaml
 from rollart_core.config.resolve import ResolvedRun
-from rollart_core.config.validation.plugins import algorithm_warnings
+from rollart_core.config.validation.plugins import config_warnings
 from rollart_core.errors import ConfigError
 from rollart_core.store.journal_schema import FILE as JOURNAL
 from rollart_core.suggestions import no_run
@@ -61,7 +61,7 @@ def run(
 
         check_resume(resume, resolved.as_dict())
         _show_changes(console, path, resolved)
-    for line in algorithm_warnings(resolved.config, resolved.config.algorithm.id):
+    for line in config_warnings(resolved.config, resolved.config.algorithm.id):
         typer.echo(f"Warning: {line}", err=True)
     if dry_run:
         _show(path, resolved, as_json)

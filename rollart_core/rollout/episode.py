@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -130,6 +130,11 @@ class _Record:
     tools: ToolSet | None = None
     context: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def components(self) -> Mapping[str, float]:
+        """The reward components that the environment reported last."""
+        return self.last.components if self.last else {}
+
 
 async def run_episode(
     ticket: Ticket,
@@ -149,7 +154,7 @@ async def run_episode(
         on_cancel: Called with the partial trajectory if the caller cancels it.
 
     Returns:
-        The trajectory. If the episode failed, ``status`` is ``failed`` and it has a typed failure.
+        The trajectory. If the episode failed, it has a typed failure.
 
     Raises:
         asyncio.CancelledError: If the caller cancels it; all resources are released first.
@@ -173,10 +178,9 @@ async def run_episode(
     except EpisodeError as e:
         return failed(e.failure())
     except asyncio.CancelledError:
-        if on_cancel is not None:
+        if on_cancel:
             on_cancel(failed(CancelledFailure("cancelled", boundary="episode").failure()))
         raise
-    last = record.last
     success, score = _decided(result, record, deps.success_from)
     return Trajectory(
         ticket,
@@ -186,8 +190,8 @@ async def run_episode(
         reward=result.value,
         score=score,
         success=success,
-        reward_components={**(last.components if last else {}), **result.components},
-        env_components=last.components if last else {},
+        reward_components={**record.components, **result.components},
+        env_components=record.components,
         context=record.context,
         start_version=start_version,
         wall_s=time.perf_counter() - began,

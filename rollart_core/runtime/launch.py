@@ -44,11 +44,11 @@ from rollart_core.runtime.validator import (
 )
 from rollart_core.runtime.workers import WorkersRuntime
 from rollart_core.scheduling.curriculum import CurriculumTasks
-from rollart_core.scheduling.evaluate import EvaluationResult, evaluate
+from rollart_core.scheduling.evaluate import EvaluationResult, evaluate, within
 from rollart_core.scheduling.events import StopRun
 from rollart_core.scheduling.failure_rate import Attempts
 from rollart_core.scheduling.observer import NobodyWatches, RunObserver
-from rollart_core.store.recorder import RunRecorder
+from rollart_core.store.recorder import Evaluations, RunRecorder
 from rollart_core.store.resume import check_resume
 from rollart_core.store.run_dir import RunState, new_run_dir, run_lock, write_json
 from rollart_core.training.warm_start import WarmStartDependencies, WarmStartResult, warm_start
@@ -166,7 +166,7 @@ class _Launch:
             ),
         )
         await training.prepare(state)
-        before = await self._evaluate("before") if state is None else (None, None)
+        before = await self._before(recorder, state)
         router.check()  # without an engine, each episode would fail
         async with self._phase("train", self._train_detail()):
             try:
@@ -177,7 +177,7 @@ class _Launch:
         parts = ModelDependencies(recorder, trainer, router, self._observer.message)
         model = TrainedModel(self._config, parts)
         await model.settle()
-        after: tuple[EvaluationResult | None, EvaluationResult | None] = (None, None)
+        after: Evaluations = (None, None)
         if not self._interrupted and stop.kind != "failures":
             after = await self._evaluate("after")
         async with self._phase("save"):
@@ -209,7 +209,7 @@ class _Launch:
                 f"Validations use {len(tasks)} tasks instead of {wanted}: the split has no more "
                 "tasks, or more than a fifth of the training tasks would be held out."
             )
-        parts = ValidatorDependencies(recorder, tasks, self._sample, self._envs.cluster_of)
+        parts = ValidatorDependencies(recorder, tasks, self._attempt, self._envs.cluster_of)
         return Validator(self._config, parts)
 
     def _fail(self, error: RollartError) -> None:
@@ -271,7 +271,7 @@ class _Launch:
             version = step - config.max_train_steps - 1  # below 0: RL begins at version 0
             await trainer.publish(version)
             await router.load_weights(version)
-            run = partial(self._attempt, version, None)
+            run = partial(self._attempt, version)
             result = await evaluate(
                 checks, run, name=f"warm{step}", max_concurrent=self._config.rollout.max_concurrent
             )
@@ -288,25 +288,35 @@ class _Launch:
         if not self._warm.reached:
             self._observer.message(_fell_short(self._warm, config))
 
-    async def _sample(self, version: int, ticket: Ticket) -> Trajectory:
-        return await self._attempt(version, None, ticket)
-
-    async def _attempt(self, version: int, temperature: float | None, ticket: Ticket) -> Trajectory:
+    async def _attempt(
+        self, version: int, ticket: Ticket, temperature: float | None = None
+    ) -> Trajectory:
         return await self._envs.run_episode(ticket, version, temperature=temperature)
 
-    async def _first_attempt(self, temperature: float | None, ticket: Ticket) -> Trajectory:
+    async def _first_attempt(self, ticket: Ticket, temperature: float | None) -> Trajectory:
         """Play one attempt before training, and stop the run if most attempts fail.
 
         Raises:
             TooManyFailures: If the failure rate exceeds ``failures.max_rate``, as in training.
         """
-        trajectory = await self._attempt(0, temperature, ticket)
+        trajectory = await self._attempt(0, ticket, temperature)
         self._first_attempts.add(ticket.task.env_id, trajectory.failure)
         if why := self._first_attempts.excess(self._config.failures.max_rate):
             raise TooManyFailures(f"evaluation before training: {why}")
         return trajectory
 
-    async def _evaluate(self, when: str) -> tuple[EvaluationResult, EvaluationResult | None]:
+    async def _before(self, recorder: RunRecorder, state: RunState | None) -> Evaluations:
+        """Return the evaluation of the initial weights; a resumed run has it in its journal."""
+        tasks = self._envs.tasks("evaluation_split", self._config.evaluation.tasks)
+        if known := recorder.evaluation(tasks):
+            return known
+        if state is not None and state.policy_version > 0:
+            return None, None
+        results = await self._evaluate("before")
+        recorder.evaluated(tasks, results)
+        return results
+
+    async def _evaluate(self, when: str) -> Evaluations:
         config = self._config.evaluation
         tasks = self._envs.tasks("evaluation_split", config.tasks)
         kinds: list[tuple[str, list[Task], float | None]] = [
@@ -322,11 +332,12 @@ class _Launch:
                 # reduces the variance of the paired difference.
                 result = await evaluate(
                     repeated,
-                    partial(attempt, temperature),
+                    partial(attempt, temperature=temperature),
                     name=f"eval-{kind}",
                     max_concurrent=self._config.rollout.max_concurrent,
                     cluster_of=self._envs.cluster_of,
                 )
+            result = within(result, {env.name: env.reward_range for env in self._run.envs})
             results.append(result)
             parts = {"": result, **{f"{name}: ": one for name, one in result.by_env.items()}}
             for name, one in parts.items():
@@ -349,10 +360,7 @@ class _Launch:
         recorder: RunRecorder,
         run_dir: Path,
         stop: StopRun,
-        evaluations: tuple[
-            tuple[EvaluationResult | None, EvaluationResult | None],
-            tuple[EvaluationResult | None, EvaluationResult | None],
-        ],
+        evaluations: tuple[Evaluations, Evaluations],
         engine: Mapping[str, object],
     ) -> RunReport:
         (before, greedy_before), (after, greedy_after) = evaluations
@@ -362,7 +370,7 @@ class _Launch:
             name=self._config.name,
             stop_reason=stop.reason,
             ok=not self._interrupted and stop.kind not in ("failures", "guard"),
-            wall_s=time.perf_counter() - self._began,
+            wall_s=recorder.earlier_s + time.perf_counter() - self._began,
             before=before,
             after=after,
             greedy_before=greedy_before,

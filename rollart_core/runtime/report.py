@@ -51,6 +51,8 @@ class RunReport:
     """Staleness in versions -> number of trained samples."""
     failures: Mapping[str, int]
     """Kind -> number of failed attempts in the RL phase."""
+    has_signal: bool = True
+    """Whether any group had an advantage. If not, the run learned nothing."""
     skipped_updates: int = 0
     """Number of updates not taken: no sample had an advantage, a gradient was not finite or was
     an outlier, or the step was too large. The metrics of each update contain the reason."""
@@ -107,6 +109,7 @@ class RunReport:
             plain[f"success_{name}"] = sampled.success.as_dict() if sampled else None
             plain[f"score_{name}"] = sampled.score.as_dict() if sampled else None
             plain[f"rewards_{name}"] = sampled.as_dict()["rewards"] if sampled else None
+            plain[f"tasks_{name}"] = len(sampled.scores) if sampled else None
             greedy = getattr(self, f"greedy_{name}")
             plain[f"greedy_{name}"] = greedy.as_dict() if greedy else None
         return plain

@@ -155,7 +155,7 @@ class TrainPhase:
                 recorder=deps.recorder,
                 scoring=deps.scoring,
                 curriculum=_curriculum(deps.source),
-                used_share=self._used_share if self._follows_stop else None,
+                used_share=self._used_share if config.trainer.schedule.over == "stop" else None,
                 drops_equal=config.rollout.equal_groups == "replace",
                 validator=deps.validator,
             ),
@@ -262,10 +262,6 @@ class TrainPhase:
             if guard.is_used_up:
                 self._stop_reason, self._stop_kind = guard.used_up_reason(), "guard"
         return started
-
-    @property
-    def _follows_stop(self) -> bool:
-        return self._config.trainer.schedule.over == "stop"
 
     def _used_share(self, policy_version: int) -> float:
         """Return the used share of ``stop``, in [0, 1]: of batches or time, the larger one."""

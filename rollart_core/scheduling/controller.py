@@ -392,7 +392,7 @@ class Controller:
     def _stop_later(self) -> asyncio.TimerHandle | None:
         if self._wall_s is None:
             return None
-        reason = f"stop.wall_s: the limit of {self._wall_s:g} s of training is reached"
+        reason = f"stop.wall_s: the limit of {round(self._wall_s, 2):g} s of training is reached"
         return asyncio.get_running_loop().call_later(self._wall_s, self.request_stop, reason)
 
     def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:

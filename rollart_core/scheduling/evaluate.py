@@ -105,6 +105,24 @@ async def evaluate(
             job.cancel()
 
 
+def within(
+    result: EvaluationResult, ranges: Mapping[str, tuple[float, float] | None]
+) -> EvaluationResult:
+    """Return a result whose score intervals are clipped to the possible scores.
+
+    Args:
+        result: The result.
+        ranges: Environment -> the smallest and largest return of an episode; None if unknown.
+    """
+    known = [one or (-math.inf, math.inf) for one in ranges.values()]
+    low, high = min(lowest for lowest, _ in known), max(highest for _, highest in known)
+    score = result.score
+    if math.isfinite(score.low):  # otherwise there is no interval
+        score = replace(score, low=max(score.low, low), high=min(score.high, high))
+    by_env = {name: within(one, {name: ranges[name]}) for name, one in result.by_env.items()}
+    return replace(result, score=score, by_env=by_env)
+
+
 def paired_gain(
     before: EvaluationResult, after: EvaluationResult, of: Literal["scores", "successes"] = "scores"
 ) -> Estimate:

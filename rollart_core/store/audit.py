@@ -71,6 +71,9 @@ class AuditReport:
     """Dispatched attempts."""
     attempts_aborted: int
     """Recorded attempts that were cancelled; the tickets may have ended otherwise."""
+    outcomes: Mapping[str, int]
+    """Outcome -> attempts; their sum is ``attempts``. ``trained`` includes batches in training,
+    ``not trained`` those whose group was dropped, or waits."""
     unrecorded: int
     """Attempts without a trajectory: still running, or ended by a kill."""
     failures: Mapping[str, int]
@@ -147,6 +150,7 @@ def _audited(run_dir: Path, reader: JournalReader) -> AuditReport:
         open=sum(t.state in OPEN_STATES for t in tickets.values()),
         attempts=num_attempts,
         attempts_aborted=sum(r.failure_kind == FailureKind.CANCELLED for r in rows),
+        outcomes=_outcomes(num_attempts, rows, batches),
         unrecorded=num_attempts - len(rows),
         failures=dict(Counter(str(r.failure_kind) for r in failed)),
         batches=sum(b.state == "trained" for b in batches),
@@ -204,6 +208,24 @@ def _staleness(
         for member in _members([b])
         if member in finished
     ]
+
+
+def _outcomes(
+    num_attempts: int, rows: Sequence[AttemptRow], batches: Sequence[BatchRow]
+) -> dict[str, int]:
+    kinds = Counter(row.failure_kind for row in rows)
+    finished = {(row.ticket_id, row.attempt) for row in rows if row.failure_kind is None}
+    trained = finished.intersection(_members(b for b in batches if b.state != "rolled_back"))
+    undone = finished.intersection(_members(batches)) - trained
+    cancelled = kinds[FailureKind.CANCELLED]
+    return {
+        "trained": len(trained),
+        "rolled back": len(undone),
+        "not trained": kinds[None] - len(trained) - len(undone),
+        "failed": len(rows) - kinds[None] - cancelled,
+        "cancelled": cancelled,
+        "unrecorded": num_attempts - len(rows),
+    }
 
 
 def _too_stale(staleness: Iterable[tuple[str, int]], bound: int) -> list[str]:

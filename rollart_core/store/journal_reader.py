@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from types import TracebackType, UnionType
+from types import NoneType, TracebackType, UnionType
 from typing import (
     Any,
     Concatenate,
@@ -33,6 +33,7 @@ from rollart_core.store.journal_schema import (
     FILE,
     ROLLED_BACK,
     SCHEMA_VERSION,
+    STARTED,
     AttemptRow,
     BatchRow,
     EventRow,
@@ -205,6 +206,33 @@ class JournalReader:
             else:
                 found[version] = json.loads(payload)
         return [found[version] for version in sorted(found)]
+
+    @_reads
+    def spent_s(self, kind: str) -> float:
+        """Return the seconds from each event of a kind to the last event of the same process."""
+        query = (
+            "SELECT total((SELECT time_s FROM events WHERE seq < coalesce((SELECT min(seq)"
+            " FROM events WHERE kind = ? AND seq > began.seq), 1 << 62)"
+            " ORDER BY seq DESC LIMIT 1) - time_s) FROM events began WHERE kind = ?"
+        )
+        (seconds,) = self._db.execute(query, (STARTED, kind)).fetchone()
+        return float(seconds)
+
+    @_reads
+    def attempt_sums(self) -> list[tuple[Any, ...]]:
+        """Return sums over the recorded attempts, by environment and kind of failure.
+
+        The columns are environment, kind, number of attempts, and the sums of success, score,
+        reward, tokens, generated tokens and turns.
+        """
+        columns = ("success", "score", "reward", "num_tokens", "num_loss_tokens", "num_turns")
+        query = (
+            "SELECT json_extract(task, '$[0]'), failure_kind, count(*),"
+            f" {', '.join(f'total({column})' for column in columns)}"
+            " FROM trajectories JOIN tickets USING (ticket_id) GROUP BY 1, 2"
+        )
+        kinds: list[Any] = [str, (str, NoneType), int, *(float for _ in columns)]
+        return list(_typed(kinds, self._db.execute(query)))
 
     @_reads
     def attempts(self) -> list[AttemptRow]:

@@ -38,6 +38,12 @@ STOPPED = "stopped"
 again."""
 ROLLED_BACK = "rolled_back"
 """Kind of the event that begins a new incarnation of the run, from an earlier version."""
+STARTED, TRAINING = "process_started", "training_began"
+"""Kinds of the events at which a process starts or resumes the run, and begins its RL phase."""
+BATCH_TOTALS = "batch_totals"
+"""Kind of the event with the contribution of a batch to the report."""
+EVALUATED = "evaluated"
+"""Kind of the event with the evaluation before training."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

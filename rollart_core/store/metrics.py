@@ -14,12 +14,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
+
+from pydantic import TypeAdapter
 
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.weights import Publication
 from rollart_core.scheduling.events import Snapshot
-from rollart_core.types import Group, Sample, Trajectory
+from rollart_core.store.journal_reader import JournalReader
+from rollart_core.store.journal_schema import BATCH_TOTALS, ROLLED_BACK, TRAINING
+from rollart_core.types import FailureKind, Group, Sample, Trajectory
 
 NGRAM, WINDOW_TOKENS, MOST_SAMPLES = 4, 1024, 64
 """Repeated text: length of an n-gram, window in tokens, maximum number of samples examined."""
@@ -230,18 +234,31 @@ class BatchTotals:
     lengths: Lengths
     by_env: Counter[str] = field(default_factory=Counter)
     """Number of trajectories by environment."""
+    has_signal: bool = True
+    """Whether a group of it had an advantage."""
 
     @classmethod
     def of(
-        cls, members: Sequence[Trajectory], staleness: Counter[int], updates: Sequence[bool]
+        cls,
+        members: Sequence[Trajectory],
+        staleness: Counter[int],
+        reports: Sequence[Mapping[str, float]],
     ) -> BatchTotals:
-        """Summarise a batch; ``updates`` holds for each report whether its update was applied."""
+        """Summarise a batch from its trajectories and the metrics of its updates."""
         lengths = Lengths()
         for trajectory in members:
             lengths.add(trajectory)
         by_env = Counter(trajectory.ticket.task.env_id for trajectory in members)
-        taken = sum(updates)
-        return cls(taken, len(updates) - taken, staleness, lengths, by_env)
+        taken = sum(map(is_update, reports))
+        has_signal = any(metrics.get("effective_groups", 1.0) for metrics in reports)
+        return cls(taken, len(reports) - taken, staleness, lengths, by_env, has_signal)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        return cast("dict[str, Any]", _BATCH.dump_python(self, mode="json"))
+
+
+_BATCH = TypeAdapter(BatchTotals)
 
 
 def is_update(metrics: Mapping[str, float]) -> bool:
@@ -282,9 +299,12 @@ class EnvTotals:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the RL phase, in this process."""
+    """Sums over the RL phase, in all processes of the run."""
 
     began: float = 0.0
+    """When this process began it."""
+    earlier_s: float = 0.0
+    """Seconds of the RL phase in earlier processes."""
     wall_s: float = 0.0
     tokens: int = 0
     generated: int = 0
@@ -298,13 +318,41 @@ class Totals:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the phase began; 0 if it has not begun."""
+        """Seconds since this process began the phase; 0 if it has not begun it."""
         return time.perf_counter() - self.began if self.began else 0.0
 
     @property
     def num_batches(self) -> int:
         """The number of batches that are not rolled back."""
         return len(self.by_batch)
+
+    def restore(self, journal: JournalReader) -> None:
+        """Add what earlier processes of the run have recorded."""
+        self.earlier_s = journal.spent_s(TRAINING)
+        for name, failure, num, *sums in journal.attempt_sums():
+            env = self.envs.setdefault(name, EnvTotals())
+            if failure is None:
+                successes, env.score, env.reward, tokens, generated, turns = sums
+                env.finished, env.successes = num, int(successes)
+                self.tokens += int(tokens)
+                self.generated += int(generated)
+                self.finished += Lengths(num, int(tokens), int(turns))
+            elif failure != FailureKind.CANCELLED:
+                self.failures[failure] += num
+                env.failures[failure] += num
+        events = [*journal.events(kind=BATCH_TOTALS), *journal.events(kind=ROLLED_BACK)]
+        for event in sorted(events, key=lambda event: event.seq):
+            version = event.policy_version or 0
+            if event.kind == ROLLED_BACK:
+                self.roll_back(version)
+            else:
+                with journal.decoding():
+                    self.by_batch[version] = _BATCH.validate_json(event.payload)
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether any group had an advantage; True before the first batch."""
+        return not self.by_batch or any(batch.has_signal for batch in self.by_batch.values())
 
     def finish(self, trajectory: Trajectory) -> None:
         """Count a trajectory that has a reward."""
@@ -330,7 +378,7 @@ class Totals:
 
     def end_incarnation(self, snapshot: Snapshot) -> None:
         """Add the counters of a scheduler that has ended."""
-        self.wall_s = time.perf_counter() - self.began
+        self.wall_s = self.earlier_s + self.elapsed_s
         now = asdict(snapshot)
         if self.scheduler:
             now.update({k: _sum(self.scheduler[k], v) for k, v in now.items() if k not in GAUGES})
@@ -354,6 +402,7 @@ class Totals:
             "train_steps": sum(b.train_steps for b in batches),
             "skipped_updates": sum(b.skipped_updates for b in batches),
             "batches": len(batches),
+            "has_signal": self.has_signal,
             "train_wall_s": self.wall_s,
             "tokens_per_s": self.tokens / wall_s,
             "generated_tokens_per_s": self.generated / wall_s,

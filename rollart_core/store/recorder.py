@@ -8,12 +8,15 @@ run.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+from pydantic import TypeAdapter
 
 from rollart_core.config.resolve import ResolvedRun
 from rollart_core.contracts.inference import WeightSwap
@@ -38,19 +41,29 @@ from rollart_core.scheduling.validations import SCORE, SUCCESS, Validation, Vali
 from rollart_core.store.checkpoints import CallTrainer, Checkpoints
 from rollart_core.store.journal import Journal
 from rollart_core.store.journal_reader import JournalReader, ordinal
+from rollart_core.store.journal_schema import BATCH_TOTALS, EVALUATED, STARTED, TRAINING
 from rollart_core.store.metrics import (
     BatchTotals,
     SwapLedger,
     Totals,
     components_mean,
     env_metrics,
-    is_update,
     rollout_metrics,
     staleness_histogram,
 )
 from rollart_core.store.run_dir import RunState, checkpoint_folder
 from rollart_core.training.guard import Trip
 from rollart_core.types import Group, Task, Ticket, Trajectory
+
+NUM_WITHOUT_SIGNAL = 3
+"""Number of batches without an advantage after which the run warns."""
+NO_SIGNAL = (
+    "Warning: the rewards within every group of the first 3 batches are equal (mean {:g}), so the "
+    "policy learns nothing. Add warm_start, use easier tasks, or raise rollout.group_size."
+)
+Evaluations: TypeAlias = tuple[EvaluationResult | None, EvaluationResult | None]
+"""A sampled and a greedy evaluation; None: not measured."""
+_EVALUATIONS = TypeAdapter[Evaluations](Evaluations)
 
 
 class StatefulTasks(Protocol):
@@ -92,6 +105,8 @@ class RunRecorder:
         self._trackers: list[Tracker] = []
         self._plan: CheckpointPlan | None = None
         self._totals = Totals()
+        self.earlier_s = 0.0
+        """Seconds of earlier processes of the run."""
         self._open: dict[str, Task] = {}
         self._next_ordinal = 0
         self._num_requeued = 0
@@ -113,6 +128,10 @@ class RunRecorder:
             tripped = journal.events(kind=GUARD_TRIPPED)
             with journal.decoding():
                 self.guard.remember(tripped)
+            self.earlier_s = journal.spent_s(STARTED)
+            if self.earlier_s:  # the journal of an earlier release does not have the totals
+                self._totals.restore(journal)
+        self._log.event(STARTED)
         for plugin in self._run.trackers:
             tracker: Tracker = plugin.build()
             self._trackers.append(tracker)
@@ -126,7 +145,8 @@ class RunRecorder:
 
     def begin_training(self) -> None:
         """Begin the RL phase."""
-        self._totals = Totals(began=time.perf_counter())
+        self._totals.began = time.perf_counter()
+        self._log.event(TRAINING)
 
     def end_incarnation(self, snapshot: Snapshot) -> None:
         """End an incarnation of the RL phase; the last one ends the phase."""
@@ -235,6 +255,21 @@ class RunRecorder:
         self.notify(f"validation at version {policy_version}: {spelled(made)}")
         return made
 
+    def evaluated(self, tasks: Sequence[Task], results: Evaluations) -> None:
+        """Record the evaluation before training."""
+        # Text, because a score may be NaN, which the JSON of an event cannot hold.
+        plain = json.dumps([asdict(one) if one else None for one in results])
+        self._log.event(EVALUATED, {"tasks": list(map(asdict, tasks)), "results": plain})
+
+    def evaluation(self, tasks: Sequence[Task]) -> Evaluations | None:
+        """Return the evaluation of these tasks before training, by an earlier process."""
+        with JournalReader(self.run_dir) as journal:
+            events = journal.events(kind=EVALUATED)
+            with journal.decoding():
+                known = [json.loads(event.payload) for event in events]
+                same = [one["results"] for one in known if one["tasks"] == list(map(asdict, tasks))]
+                return _EVALUATIONS.validate_json(same[-1]) if same else None
+
     async def keep_best(self, policy_version: int) -> None:
         """Keep the checkpoint of the best validation whose weights still exist.
 
@@ -324,17 +359,26 @@ class RunRecorder:
         """Record a batch's metrics, and take a checkpoint if one is due."""
         members = [t for g in record.groups for t in g.trajectories]
         staleness = staleness_histogram(record.groups, record.policy_version)
-        self._totals.by_batch[record.policy_version] = BatchTotals.of(
-            members, staleness, [is_update(r.metrics) for r in record.train_steps]
+        totals = self._totals.by_batch[record.policy_version] = BatchTotals.of(
+            members, staleness, [r.metrics for r in record.train_steps]
         )
+        self._log.event(BATCH_TOTALS, totals.as_dict(), policy_version=record.policy_version)
         shared = self._batch_metrics(record)
         self._log.batch_trained(record.policy_version)
         for report in record.train_steps:
             metrics = {**{f"train/{k}": v for k, v in report.metrics.items()}, **shared}
             self._last_report += 1
-            self._keep(self._last_report, record.policy_version, metrics)
+            self._log_metrics(self._last_report, record.policy_version, metrics)
+            plugins().observe(
+                "rollart_train_step_finished",
+                train_step=self._last_report,
+                policy_version=record.policy_version,
+                metrics=metrics,
+            )
             self._train_step = report.train_step
         self._show(shared, record)
+        if self._totals.num_batches == NUM_WITHOUT_SIGNAL and not self._totals.has_signal:
+            self.notify(NO_SIGNAL.format(shared["rollout/reward_mean"]))
         self.guard.judge(record.groups, record.train_steps, shared)
         version = record.publication.policy_version
         if version % self._run.config.checkpoint.every_batches == 0:
@@ -366,7 +410,7 @@ class RunRecorder:
             "time/train_s": record.train_s,
             "time/trainer_waited_s": record.waited_s,
             **self._swaps.batch_metrics(record.publication),
-            "time/wall_s": time.perf_counter() - self._totals.began,
+            "time/wall_s": self._totals.earlier_s + self._totals.elapsed_s,
         }
 
     def _log_metrics(
@@ -378,20 +422,11 @@ class RunRecorder:
                 tracker, "log", metrics, train_step=train_step, policy_version=policy_version
             )
 
-    def _keep(self, train_step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
-        self._log_metrics(train_step, policy_version, metrics)
-        plugins().observe(
-            "rollart_train_step_finished",
-            train_step=train_step,
-            policy_version=policy_version,
-            metrics=metrics,
-        )
-
     def _show(self, shared: Mapping[str, float], record: BatchRecord) -> None:
         stop, totals = self._run.config.stop, self._totals
-        wall_s = time.perf_counter() - totals.began
+        used_s = totals.elapsed_s + (self._plan.wall_s if self._plan else 0.0)
         done = [totals.num_batches / stop.batches] if stop.batches else []
-        done += [wall_s / stop.wall_s] if stop.wall_s else []
+        done += [used_s / stop.wall_s] if stop.wall_s else []
         last = record.train_steps[-1].metrics if record.train_steps else {}
         line: dict[str, float | str] = {
             "batch": totals.num_batches,
@@ -399,7 +434,7 @@ class RunRecorder:
             "score": shared["rollout/score_mean"],
             "reward": shared["rollout/reward_mean"],
             "staleness": shared["staleness/mean"],
-            "tokens_per_s": totals.tokens / wall_s,
+            "tokens_per_s": totals.tokens / (totals.earlier_s + totals.elapsed_s),
             "train_s": record.train_s,
             "waited_s": record.waited_s,
             "failed": sum(totals.failures.values()),

@@ -191,6 +191,6 @@ def checked_only(only: Sequence[str]) -> tuple[str, ...]:
             near = did_you_mean(word, sorted({*names, *GROUPS}))
             raise UserError(
                 f"{word!r} is neither a group ({', '.join(GROUPS)}) nor a check.{near} "
-                "docs/reference/checks.md lists them."
+                "The page Checks of the documentation lists them."
             )
     return asked

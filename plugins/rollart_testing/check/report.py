@@ -33,6 +33,16 @@ class Report:
     version: str
     """The distribution's version; empty if there is none."""
     results: Sequence[Result]
+    distribution: str = ""
+    """The package of the subject; empty if there is none."""
+
+    @property
+    def title(self) -> str:
+        """The subject, and its package with the version."""
+        package = f"{self.distribution} {self.version}".strip()
+        if self.subject in ("", self.distribution):
+            return package
+        return f"{self.subject} ({package})" if self.distribution else self.subject
 
     @property
     def counts(self) -> dict[str, int]:
@@ -51,6 +61,7 @@ class Report:
         """Return the report as plain values."""
         return {
             "subject": self.subject,
+            "distribution": self.distribution,
             "version": self.version,
             "passed": self.passed,
             "counts": self.counts,

@@ -191,7 +191,8 @@ def run(
                 "install it, and give an id"
             )
         results = list(_results(found, asked, dict(options or {}), timeout_s, heard))
-    return Report(found.name, found.version, tuple(results))
+    distribution = found.dist.name if found.dist is not None else ""
+    return Report(found.name, found.version, tuple(results), distribution)
 
 
 def _opened(target: str, scratch: Path, options: Mapping[str, object]) -> Target:

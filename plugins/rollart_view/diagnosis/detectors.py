@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from rollart_core.store.estimates import wilson
-from rollart_view.diagnosis.findings import ADVICE, Finding, Kind
+from rollart_view.diagnosis.findings import ADVICE, Advice, Finding, Kind
 from rollart_view.diagnosis.history import BUSY, History, Series
 from rollart_view.diagnosis.series import (
     CERTAIN_Z,
@@ -94,7 +95,12 @@ def find_vanishing_signal(history: History) -> Finding | None:
         f"The {measure.name} is {measure.show(level)}: {why}, so that they give no gradient.",
     )
     numbers = {"live_share": share.mean, "level": level}
-    return _finding(history, "vanishing_signal", first, evidence, numbers)
+    found = _finding(history, "vanishing_signal", first, evidence, numbers)
+    if history.setting("warm_start") is None:
+        return found
+    why = "raise it where no episode succeeds, or give a denser reward"
+    longer = Advice("warm_start.until_success", why)
+    return replace(found, keys=tuple(longer if a.key == "warm_start" else a for a in found.keys))
 
 
 def find_mismatch(history: History) -> Finding | None:

@@ -20,7 +20,7 @@ from rollart_core.cli.output import print_json, visible
 from rollart_view.diagnosis.detectors import DETECTORS, MIN_BATCHES
 from rollart_view.diagnosis.findings import ADVICE, Advice, Diagnosis, Finding, Kind
 from rollart_view.diagnosis.history import History, Measure, read_history
-from rollart_view.diagnosis.series import FALL_SHARE, Fall, find_fall, smoothed
+from rollart_view.diagnosis.series import FALL_SHARE, MIN_VALUES, Fall, find_fall, smoothed
 
 _HIDES: dict[Kind, frozenset[Kind]] = {
     "plateau": frozenset({"vanishing_signal", "reward_hacking", "overfitting"}),
@@ -46,6 +46,7 @@ def diagnose(run_dir: Path) -> Diagnosis:
         summary=tuple(_summary(history)),
         findings=find(history),
         num_needed=MIN_BATCHES,
+        not_checked=tuple(_not_checked(history)),
     )
 
 
@@ -80,6 +81,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield "No finding."
     for finding in found.findings:
         yield from _finding(finding)
+    yield from found.not_checked
 
 
 def _finding(finding: Finding) -> Iterator[str]:
@@ -202,8 +204,23 @@ def _aftermath(measure: Measure, fall: Fall) -> str:
     )
 
 
+def _not_checked(history: History) -> Iterator[str]:
+    """Yield the problems for which a run of sufficient length lacks values."""
+    num = len(history.get("validation/success"))
+    if len(history.versions) >= MIN_BATCHES and num < MIN_VALUES:
+        yield f"Overfitting was not checked: it needs {MIN_VALUES} validations, the run has {num}."
+
+
 def _summary(history: History) -> Iterator[str]:
     """Yield general events of the run."""
+    equal, groups = (
+        history.get(f"train/{name}") for name in ("zero_advantage_groups", "batch_groups")
+    )
+    if len(groups) and equal.values.sum() == groups.values.sum():
+        yield (
+            "No group had an advantage: the rewards within every group were equal, so the policy "
+            "learned nothing. Add warm_start, use easier tasks, or raise rollout.group_size."
+        )
     measure = history.measure()
     size = min(50, len(measure.series) // 2)
     if size:

@@ -67,6 +67,8 @@ class Diagnosis:
     """The most severe first."""
     num_needed: int
     """Minimum number of batches for findings."""
+    not_checked: tuple[str, ...] = ()
+    """Problems that the run has too few values to detect, one sentence each."""
 
     @property
     def too_short(self) -> bool:

@@ -190,14 +190,19 @@ def algorithm_problems(config: RunConfig, plugin_id: str) -> Iterator[Problem]:
                 yield Problem((*path, name), message)
 
 
-def algorithm_warnings(config: RunConfig, plugin_id: str) -> list[str]:
-    """Return a line for each algorithm option that is allowed but often a mistake."""
+def config_warnings(config: RunConfig, plugin_id: str) -> list[str]:
+    """Return a line for each setting that is allowed but often a mistake."""
     lines = [
         Problem((*path, name), message).within()
         for path, options, own in _options(config)
         for name, message in _said("run_warnings", config, plugin_id, options)
         if name in own
     ]
+    if isinstance(config.model, NewModel) and not (config.warm_start or config.teacher):
+        algorithm = registry.spec("algorithms", plugin_id)
+        if getattr(algorithm, "learns_from", "") != "demonstrations":
+            message = "a new model writes random text, which rarely earns a reward; add warm_start"
+            lines.append(Problem(("model",), message).within())
     return list(dict.fromkeys(lines))
 
 

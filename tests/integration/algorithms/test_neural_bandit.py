@@ -1,7 +1,7 @@
 """Premature convergence: four contexts, a network, and what keeps it from settling too early.
 
-The figures in ``docs/explanation/learning.md`` were measured with
-:func:`support.neural_bandit.learn` and ``examples/bandit.yaml``; budgets are in updates.
+The figures in ``docs/explanation/learning.md`` were measured with ``examples/bandit.yaml``; budgets
+are in updates.
 """
 
 from pathlib import Path

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import subprocess
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,3 +162,29 @@ def test_on_a_terminal_it_asks_until_the_id_is_right(
     assert "id: labs/Dark-v2" in manifest
     assert 'summary: "Find the way out of a maze."' in manifest
     assert "Ada" in (tmp_path / "acme-maze/LICENSE").read_text()
+
+
+def test_an_adapted_environment_records_its_cases(tmp_path: Path) -> None:
+    folder = render.render(names.name_package("env", "acme-grid-maze"), WORDING, tmp_path)
+    maze, cases = folder / "acme_grid_maze/env.py", folder / "tests/cases.jsonl"
+    maze.write_text(maze.read_text().replace("1.0 if terminated", "0.5 if terminated"))
+    run = partial(subprocess.run, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)})
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_cases.py"]
+    assert run(tests, capture_output=True).returncode == 1
+    run([sys.executable, "tests/test_cases.py"], check=True, capture_output=True)
+    returns = {(c["kind"], c["return"]) for c in map(json.loads, cases.read_text().splitlines())}
+    assert {("full", 0.5), ("zero", 0.0)} <= returns
+    done = run(tests, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_hint_is_a_check_or_the_example(kind: names.Kind, tmp_path: Path) -> None:
+    command = "new-env" if kind in ("env", "agent") else f"new-{kind}"
+    further = ("--kind", "agent") if kind == "agent" else ()
+    made = scaffold(command, "acme-made", "--output", str(tmp_path), "--non-interactive", *further)
+    last = made.out.splitlines()[-1].strip()
+    has_example = (tmp_path / "acme-made/example.yaml").is_file()
+    assert has_example == (kind in ("env", "agent", "algorithm"))
+    assert last.startswith("rollart run" if has_example else "rollart check acme/Made")
+    assert "rollart check acme/Made" in made.out

@@ -2,7 +2,7 @@
 
 A block whose first line is a comment that names a file is that file. In a ``console`` block, a line
 that begins with ``$`` is typed, and each line below it stands somewhere in what that prints, in
-order.
+order. A line ``...`` stands for lines that are left out.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Block:
         """Yield each command with the lines that it must print."""
         for part in re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]:
             command, *printed = part.rstrip("\n").split("\n")
-            yield command, [line.strip() for line in printed if line.strip()]
+            yield command, [line.strip() for line in printed if line.strip() not in {"", "..."}]
 
 
 def blocks(page: str) -> list[Block]:
@@ -82,6 +82,8 @@ def environ(tmp_path: Path) -> dict[str, str]:
         "PATH": f"{made / 'bin'}:{os.environ['PATH']}",
         "PIP_NO_INDEX": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it as the opposite: no isolation
+        # test_one_minute_road.py installs what `rollart new` makes together with what it needs
+        "PIP_NO_DEPS": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "COLUMNS": "160",
     }
@@ -108,9 +110,6 @@ def type_in(command: str, folder: Path, environ: dict[str, str]) -> str:
 def test_a_page_can_be_followed(page: str, tmp_path: Path, environ: dict[str, str]) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
-    if not any(block.file == "pyproject.toml" for block in blocks(page)):
-        # test_one_minute_road.py installs what `rollart new` makes together with what it needs
-        environ["PIP_NO_DEPS"] = "1"
     for block in blocks(page):
         if block.file:
             target = folder / block.file
@@ -151,11 +150,15 @@ def test_a_page_that_promises_too_much_fails(
             test_a_page_can_be_followed(f"{name}.md", tmp_path / name, environ)
 
 
-def test_extras_are_installed_in_one_way_and_exist() -> None:
+def test_extras_are_installed_in_one_way_and_all_are_listed() -> None:
     """``rollart[EXTRA]`` adds to what is installed, from a clone too; a path needs the clone."""
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    install = ROOT / "docs/guides/install.md"
     for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/*/*.md"))]:
         text = page.read_text(encoding="utf-8")
         for extras in re.findall(r"rollart\[([a-z,-]+)\]", text):
             assert set(extras.split(",")) <= set(known), f"{page}: {extras}"
-        assert not re.findall(r"pip install -e '?\.\[", text), page
+        assert page == install or not re.findall(r"pip install -e '?\.\[", text), page
+    table = re.findall(r"^\| (`.+?) \|", install.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    listed = [name for row in table for name in re.findall(r"`([a-z-]+)`", row)]
+    assert sorted(listed) == sorted(set(known) - {"bench", "dev"})

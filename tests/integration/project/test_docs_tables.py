@@ -37,6 +37,13 @@ def test_every_key_and_option_says_what_it_is(tables: Any) -> None:
     assert not [f"{n}.{f.name}" for n, m in models.items() for f in fields_of(m) if not f.help]
 
 
+def test_usage_and_table_of_a_command_name_an_argument_alike(tables: Any) -> None:
+    shown = tables["_command_options"]()
+    assert "Usage: rollart registry init [OPTIONS] REGISTRY\n" in shown
+    assert "| `REGISTRY` | The folder to create. |" in shown
+    assert not re.search(r"Usage: .*[{}]", shown)
+
+
 def test_every_module_says_what_it_is(tables: Any) -> None:
     assert not [path for path in tables["python_files"]() if not tables["sentence"](path)]
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -57,7 +58,8 @@ def config(tmp_path: Path) -> Path:
     """A config that can run."""
     path = tmp_path / "x.yaml"
     path.write_text(
-        f"env: frozenlake\nmodel: {{kind: new}}\nstop: {{batches: 2}}\nruns_dir: {tmp_path}\n"
+        "env: frozenlake\nmodel: {kind: new}\nwarm_start: {}\nstop: {batches: 2}\n"
+        f"runs_dir: {tmp_path}\n"
     )
     return path
 
@@ -121,6 +123,16 @@ def test_list_of_no_kind(rollart: Run) -> None:
     code, _, err = rollart("list", "algorythms")
     assert code == 1
     assert "Did you mean 'algorithms'?" in err
+
+
+def test_info_shows_a_config_that_trains_on_an_environment(rollart: Run, tmp_path: Path) -> None:
+    _, out, _ = rollart("info", "toy/FrozenLake-v1")
+    config = tmp_path / "run.yaml"
+    config.write_text(textwrap.dedent(out.partition("`rollart run run.yaml`:\n")[2]))
+    code, out, err = rollart("run", str(config), "--dry-run")
+    assert (code, err) == (0, "")
+    assert "toy/FrozenLake-v1" in out
+    assert "run.yaml" not in rollart("info", "grpo")[1]
 
 
 def test_info_shows_the_options_with_their_meaning(rollart: Run) -> None:
@@ -283,6 +295,7 @@ def test_run_prints_progress_and_a_table(
     assert "loss 0.25" in out
     assert "87.5% [40.0%, 60.0%] of 100" in out
     assert "12,346" in out
+    assert "no reward differed within a group" not in out
     assert "7, 2 skipped" in out
     assert "timeout 3" in out
     assert "runs/x-1" in out
@@ -656,11 +669,14 @@ def test_audit_prints_the_account_and_fails_when_a_promise_was_broken(
     rollart: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: tuple[str, ...]
 ) -> None:
     Journal(tmp_path, {"mode": "sync"}).close()
+    outcomes = {"trained": 5, "rolled back": 0, "unrecorded": 2}
     found = replace(audit(tmp_path), num_tickets=8, lost={"timeout": 1}, violations=broken)
+    found = replace(found, attempts=7, outcomes=outcomes)
     monkeypatch.setattr("rollart_core.store.audit.audit", lambda run_dir: found)
     code, out, _ = rollart("audit", str(tmp_path))
     assert code == (1 if broken else 0)
     assert "timeout: 1" in out
+    assert "= 5 trained + 2 unrecorded" in out
     assert "at most 0 " in out  # and nothing after it, where nothing was trained
     assert ("trained twice" in out) == bool(broken)
     code, out, _ = rollart("audit", str(tmp_path), "--json")

@@ -22,11 +22,14 @@ from support.whole_runs import (
 
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
+from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.errors import ConfigError, TooManyFailures
 from rollart_core.runtime.launch import launch
+from rollart_core.scheduling.observer import NobodyWatches
 from rollart_core.scheduling.tasks import hold_out
 from rollart_core.store.audit import audit
 from rollart_core.store.journal_reader import JournalReader, read_trajectories
+from rollart_core.store.recorder import RunRecorder
 from rollart_view.diagnosis.diagnose import diagnose
 
 
@@ -169,9 +172,89 @@ def test_a_killed_run_resumes_from_its_checkpoint(tmp_path):
     assert report.ok
     checked = audit(run_dir)
     assert checked.ok, checked.violations
+    assert report.score_gain is not None, "the evaluation before the kill is lost"
+    assert report.batches == checked.batches == num_batches
+    assert report.rolled_back.get("batches", 0) == checked.batches_rolled_back
+    assert report.failures == checked.failures
+    assert report.envs[ENV]["finished"] == checked.attempts - checked.unrecorded
     with JournalReader(run_dir) as journal:
         trained = [b.batch for b in journal.batches() if b.state == "trained"]
     assert sorted(trained) == list(range(num_batches))
+
+
+def test_a_resumed_run_reports_and_shows_the_whole_run(tmp_path):
+    shown: list[tuple[float | None, float | str]] = []
+
+    class Shows(NobodyWatches):
+        def progress(self, fraction, line):
+            if "batch" in line:
+                shown.append((fraction, line["batch"]))
+
+    trouble = {"trouble": "raise", "at": 1, "trouble_every": 5, "id": "rollart_testing:FakeEnv"}
+    changes = {"env": trouble, "failures": {"max_rate": 0.9}}
+    first = run(tmp_path, **changes)
+    assert first.before is not None
+    path = write(tmp_path, {**changes, "stop": {"batches": 5}})
+    run_dir = Path(first.run_dir)
+    second = launch(resolve_run(load_config(path)), resume=run_dir, observer=Shows())
+    assert second.before is not None
+    assert second.before.scores == first.before.scores
+    assert second.score_gain is not None
+    assert (second.batches, second.train_steps + second.skipped_updates) == (5, 5)
+    assert shown == [(0.8, 4), (1.0, 5)]
+    assert sum(second.staleness.values()) == 5 * 2 * 4
+    assert second.wall_s > first.wall_s
+    assert second.train_wall_s > first.train_wall_s
+    checked = audit(run_dir)
+    assert second.failures == checked.failures
+    (name,) = second.envs
+    assert second.envs[name]["finished"] > first.envs[name]["finished"] > 0
+    means = checked.length_bias
+    assert second.length_bias["finished_tokens_mean"] == pytest.approx(means.finished_tokens_mean)
+    assert second.length_bias["trained_tokens_mean"] == pytest.approx(means.trained_tokens_mean)
+
+
+def test_equal_rewards_are_said_during_the_run_and_in_its_report(tmp_path):
+    said: list[str] = []
+
+    class Hears(NobodyWatches):
+        def message(self, text):
+            said.append(text)
+
+    path = write(tmp_path, {"reward": f"{__name__}:Zero", "stop": {"batches": 4}})
+    report = launch(resolve_run(load_config(path)), observer=Hears())
+    (warning,) = [text for text in said if "Warning: the rewards" in text]
+    assert "first 3 batches are equal (mean 0)" in warning
+    assert "warm_start" in warning
+    assert report.has_signal is False
+    assert run(tmp_path / "other").has_signal
+
+
+class Zero(Reward):
+    def score(self, request: RewardRequest) -> RewardResult:
+        return RewardResult(0.0)
+
+
+def test_other_held_out_tasks_after_a_resume_are_not_compared(tmp_path):
+    first = run(tmp_path)
+    second = run(tmp_path, Path(first.run_dir), stop={"batches": 4}, evaluation={"tasks": 3})
+    assert second.before is None
+    assert second.score_gain is None
+
+
+def test_a_kill_before_the_first_evaluation_ends_is_made_good(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunRecorder, "evaluated", _killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    monkeypatch.undo()
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    report = run(tmp_path, run_dir)
+    assert report.before is not None
+    assert report.score_gain is not None
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_what_always_fails_is_not_trained_on(tmp_path):

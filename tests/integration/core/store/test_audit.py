@@ -45,6 +45,15 @@ def test_a_sound_run_is_accounted_for(run: Run) -> None:
     assert (bias.finished_tokens_mean, bias.trained_tokens_mean) == (19.5, 6.0)
     assert (bias.finished_turns_mean, bias.trained_turns_mean) == (3.5, 2.0)
     assert report.ended == "done"
+    assert report.outcomes == {
+        "trained": 3,
+        "rolled back": 0,
+        "not trained": 1,
+        "failed": 2,
+        "cancelled": 0,
+        "unrecorded": 1,
+    }
+    assert sum(report.outcomes.values()) == report.attempts
     assert json.loads(json.dumps(report.as_dict()))["ok"] is True
 
 
@@ -104,6 +113,7 @@ def test_what_a_resume_undid_is_trained_again_once(run: Run) -> None:
     report = run.audit()
     assert (report.ok, report.open, report.trained, report.rolled_back) == (True, 0, 1, 1)
     assert (report.batches, report.batches_rolled_back) == (1, 1)
+    assert (report.outcomes["trained"], report.outcomes["rolled back"]) == (1, 1)
     assert report.went_back == ("to version 0: resumed",)
 
 

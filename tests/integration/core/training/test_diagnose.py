@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from support.metric_series import FAULTS, collapse, healthy
+from support.metric_series import FAULTS, Curve, collapse, healthy
 
 from rollart_core.cli import main
 from rollart_core.cli.progress import report_table
@@ -186,3 +186,17 @@ def test_the_report_names_the_command_if_the_run_fell_or_failed(
     with console.capture() as shown:
         console.print(report_table({"run_dir": "runs/x-1", **outcome}))
     assert ("rollart diagnose runs/x-1" in shown.get()) == is_named
+
+
+def test_what_could_not_be_checked_or_learned_is_said(rollart: Run, tmp_path: Path) -> None:
+    few = healthy(0)
+    few.validation = dict(list(few.validation.items())[:3])
+    _, out, _ = rollart("diagnose", str(few.write(tmp_path / "few")))
+    assert out.endswith(
+        "No finding.\nOverfitting was not checked: it needs 8 validations, the run has 3.\n"
+    )
+    mute = healthy(0, Curve(num_batches=5))
+    mute.metrics["train/zero_advantage_groups"] = mute.metrics["train/batch_groups"]
+    _, out, _ = rollart("diagnose", str(mute.write(tmp_path / "mute")))
+    assert "\nNo group had an advantage: the rewards within every group were equal" in out
+    assert out.endswith("The run is too short for findings: they need at least 20 batches.\n")

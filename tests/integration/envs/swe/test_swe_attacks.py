@@ -377,7 +377,7 @@ def test_an_attack_on_the_judge_of_functions_is_not_paid(bench, name):
 
 
 def test_the_table_of_attacks_in_the_docs_is_whole(repo_root):
-    text = (repo_root / "docs/guides/swe.md").read_text(encoding="utf-8")
+    text = (repo_root / "tests/attacks/README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\w, ]+) \| ([\w, ]+) \| (`\w+`(?:, `\w+`)*) \|$", text, re.MULTILINE)
     listed = {
         name: (tuple(runners.split(", ")), sandboxes)

@@ -189,6 +189,7 @@ MISTAKES = {
     "refresh registry --role everything": "is not a role",
     "init registry": "exists and is not empty",
     "sync": "cannot read rollart.lock",
+    "sync --yes": "cannot read rollart.lock",
     "keygen acme.key": "never overwritten",
     "build-site --out dist": "something else than a site",
 }

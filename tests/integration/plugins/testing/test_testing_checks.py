@@ -101,6 +101,8 @@ def test_check_env_on_an_env_of_gymnasium_that_is_none_of_ours():
 def test_check_reward():
     assert_checks(check_reward(FakeReward()))
     assert_checks(check_reward(FakeGroupReward()))
+    (examples,) = [r for r in check_reward(FakeReward()) if r.name == "examples"]
+    assert examples.reason == "the reward has no examples: add the optional method examples()"
     assert failed(check_reward(FakeReward(value=2.0))) == ["score"]
     assert failed(check_reward(FakeReward(value=float("nan")))) == ["score"]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rollart_core.config.load import validate
-from rollart_core.config.validation.plugins import algorithm_problems, algorithm_warnings
+from rollart_core.config.validation.plugins import algorithm_problems, config_warnings
 
 BASE = {"env": "toy/FrozenLake-v1", "model": {"kind": "new"}, "stop": {"batches": 1}}
 
@@ -66,12 +66,19 @@ def test_a_number_of_groups_that_no_batch_has_or_every_batch_has_is_refused():
 
 
 def test_a_divisor_that_shrinks_is_warned_of():
-    config = config_of({"id": "grpo", "zero_advantage": "drop"})
-    (line,) = algorithm_warnings(config, "grpo")
+    config = config_of({"id": "grpo", "zero_advantage": "drop"}, warm_start={})
+    (line,) = config_warnings(config, "grpo")
     assert line.startswith("algorithm.zero_advantage: drop divides the loss")
     assert "the divisor shrinks during training" in line
-    assert algorithm_warnings(config_of("grpo"), "grpo") == []
-    assert algorithm_warnings(config_of("sft"), "sft") == []
+    assert config_warnings(config_of("grpo", warm_start={}), "grpo") == []
+
+
+def test_a_new_model_that_nothing_teaches_is_warned_of():
+    (line,) = config_warnings(config_of("grpo"), "grpo")
+    assert line.startswith("model: a new model writes random text")
+    assert "add warm_start" in line
+    assert config_warnings(config_of("sft"), "sft") == [], "it imitates demonstrations"
+    assert config_warnings(config_of("grpo", model={"path": "/any"}), "grpo") == []
 
 
 def test_options_that_are_wrong_by_themselves_are_left_to_their_own_check():

@@ -87,6 +87,16 @@ def test_the_table_says_where_each_environment_ran_and_why() -> None:
     assert [line.split() for line in lines if ALL in line] == [["why", *ALL.split()]]
 
 
+def test_the_table_says_what_was_not_learned_and_how_many_tasks_were_played() -> None:
+    score = {"mean": 0.5, "low": 0.2, "high": 0.8, "n": 60, "num_clusters": 20}
+    report = {"score_after": score, "tasks_after": 20, "train_steps": 5, "has_signal": False}
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(report_table(report))
+    text = console.export_text()
+    assert "Held-out tasks (20 different)" in text
+    assert "5; no reward differed within a group" in text
+
+
 def test_a_score_over_one_task_has_no_interval() -> None:
     score = {"mean": 1.0, "low": None, "high": None, "n": 1}
     gain = {"mean": 0.5, "low": -math.inf, "high": math.inf, "n": 1}

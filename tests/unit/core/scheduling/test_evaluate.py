@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rollart_core.scheduling.evaluate import summarise
+from rollart_core.scheduling.evaluate import summarise, within
 from rollart_core.types import Failure, FailureKind, Task, Ticket, Trajectory
 
 
@@ -41,3 +41,14 @@ def test_an_environment_that_never_says_success_is_in_no_share_of_it():
     found = summarise([*lakes, *mute])
     assert (found.success.mean, found.success.n, found.score.n) == (0.75, 4, 8)
     assert (found.by_env["mute"].success.n, found.by_env["mute"].score.n) == (0, 4)
+
+
+def test_intervals_do_not_exceed_the_possible_scores():
+    ends = [played(n, n, env, score=float(n > 0)) for n in range(9) for env in ("lake", "shop")]
+    result = summarise(ends)
+    assert result.score.high > 1.0
+    clipped = within(result, {"lake": (0.0, 1.0), "shop": (-1.0, 0.9)})
+    assert (clipped.score.mean, clipped.score.high) == (result.score.mean, 1.0)
+    assert clipped.score.low == result.score.low > 0.0
+    assert clipped.by_env["shop"].score.high == 0.9
+    assert within(result, {"lake": None, "shop": (0.0, 1.0)}).score == result.score

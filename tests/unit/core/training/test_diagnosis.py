@@ -190,3 +190,14 @@ def test_last_run_above() -> None:
     values = np.concatenate([np.ones(10), np.zeros(10), np.ones(10)])
     assert last_run_above(values, 0.5) == 20
     assert last_run_above(np.ones(30), 0.5) == 0
+
+
+def test_a_warm_start_that_exists_is_not_advised_to_be_added():
+    run = FAULTS["vanishing_signal"](0)
+    (finding,) = find(run.history())
+    assert "warm_start" in {advice.key for advice in finding.keys}
+    history = run.history()
+    (finding,) = find(replace(history, config={**history.config, "warm_start": {"lr": 3e-3}}))
+    keys = {advice.key: advice.suggestion for advice in finding.keys}
+    assert "warm_start" not in keys
+    assert keys["warm_start.until_success"].startswith("raise it")

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
 from rollart_core.errors import UserError
-from rollart_testing import CheckOutcome
+from rollart_testing import CheckOutcome, cli
 from rollart_testing.check.catalogue import AGENTS, PACKAGE, PARTS, STATIC, checked_only, checks_of
 from rollart_testing.check.child import PART_CHECKS, check_part
 from rollart_testing.check.report import Report, Result
@@ -65,6 +66,7 @@ def test_a_skip_is_no_pass(outcomes, passed):
 def test_a_report_in_json():
     assert report(("a", PASS), ("a", SKIP)).to_json() == {
         "subject": "x",
+        "distribution": "",
         "version": "1",
         "passed": True,
         "counts": {"PASS": 1, "FAIL": 0, "SKIP": 1},
@@ -198,3 +200,34 @@ def test_the_page_on_checks_names_the_limits(repo_root):
     ):
         assert shown in page
     assert (FLOOR_SLACK, MIN_SECRET_CHARS) == (0.01, 4)
+
+
+def test_the_verdict_names_the_package_of_an_id():
+    assert Report("lean", "0.1.0", (), "acme-lean").title == "lean (acme-lean 0.1.0)"
+    assert Report("acme-lean", "0.1.0", (), "acme-lean").title == "acme-lean 0.1.0"
+    assert Report("a:B", "", ()).title == "a:B"
+
+
+@pytest.mark.parametrize(
+    ("distribution", "names", "is_said"),
+    [
+        ("acme-lean", ["make"], True),
+        ("acme-lean", ["own_tests"], False),
+        ("rollart", ["make"], False),
+    ],
+)
+def test_a_check_of_an_id_says_that_its_packages_tests_did_not_run(
+    distribution: str,
+    names: list[str],
+    is_said: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    results = [Result("lean", "runtime", name, CheckOutcome.PASS) for name in names]
+    report = Report("lean", "0.1.0", results, distribution)
+    monkeypatch.setattr(cli, "run", lambda *args, **options: report)
+    with pytest.raises(typer.Exit):
+        cli.check_command("lean")
+    out = capsys.readouterr().out
+    assert f"lean ({distribution} 0.1.0) passed." in out
+    assert ("The tests of its package did not run" in out) == is_said

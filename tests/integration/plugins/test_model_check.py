@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from rollart_core.config.model import NewModel
 from rollart_core.config.validation.consistency import model_config_fault, model_path_fault
 from rollart_core.models.new import new_model
-from rollart_plugins.models.cli import app
+from rollart_plugins.model import app
 
 VOCAB = 320
 
