@@ -150,11 +150,15 @@ def test_a_page_that_promises_too_much_fails(
             test_a_page_can_be_followed(f"{name}.md", tmp_path / name, environ)
 
 
-def test_extras_are_installed_in_one_way_and_exist() -> None:
+def test_extras_are_installed_in_one_way_and_all_are_listed() -> None:
     """``rollart[EXTRA]`` adds to what is installed, from a clone too; a path needs the clone."""
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    install = ROOT / "docs/guides/install.md"
     for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/*/*.md"))]:
         text = page.read_text(encoding="utf-8")
         for extras in re.findall(r"rollart\[([a-z,-]+)\]", text):
             assert set(extras.split(",")) <= set(known), f"{page}: {extras}"
-        assert not re.findall(r"pip install -e '?\.\[", text), page
+        assert page == install or not re.findall(r"pip install -e '?\.\[", text), page
+    table = re.findall(r"^\| (`.+?) \|", install.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    listed = [name for row in table for name in re.findall(r"`([a-z-]+)`", row)]
+    assert sorted(listed) == sorted(set(known) - {"bench", "dev"})
