@@ -36,11 +36,11 @@ from rollart_core.contracts.algorithm import LossBatch
 from rollart_core.contracts.env import EnvSpec, Workload
 from rollart_core.contracts.hardware import Demand, Placement, Pool
 from rollart_core.contracts.spec import PluginSpec
-from rollart_core.evals.plan import Suite, SuiteEnv
 from rollart_core.plugins import registry
 from rollart_core.plugins.manager import KINDS, plugins
 from rollart_core.rollout.tools.action import ToolAction
 from rollart_core.types import Group, Sample, Trajectory
+from rollart_evals.plan import Suite, SuiteEnv
 from rollart_plugins.adapters.base import AdapterOptions
 from rollart_plugins.info import FieldHelp, fields_of
 from rollart_plugins.sft.config import SftCheckpoint, SftConfig
@@ -55,6 +55,7 @@ FOLDERS = (
     "plugins/rollart_plugins",
     "plugins/rollart_bench",
     "plugins/rollart_cpu",
+    "plugins/rollart_evals",
     "plugins/rollart_planner",
     "plugins/rollart_ray",
     "plugins/rollart_registry",

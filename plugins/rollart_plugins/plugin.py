@@ -137,6 +137,11 @@ _COMMANDS: Final = (
         summary="Report what happened to every ticket of a run.",
     ),
     CommandSpec(
+        name="eval",
+        entry_point="rollart_evals.cli:evaluate",
+        summary="Score models, OpenAI-compatible endpoints and baselines on held-out tasks.",
+    ),
+    CommandSpec(
         name="diagnose",
         entry_point="rollart_view.diagnosis.diagnose:diagnose_command",
         summary="Find problems in a run, such as a collapse, and suggest what to change.",

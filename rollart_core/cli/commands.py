@@ -35,7 +35,7 @@ COMMANDS: dict[str, Command] = {
         "rollart sft train.jsonl model=./model trainer.lr=1e-4",
     ),
     "eval": Command(
-        f"{_HERE}.eval:evaluate",
+        None,
         "Score models, OpenAI-compatible endpoints and baselines on held-out tasks.",
         "rollart eval --env webshop --model http://127.0.0.1:8000/v1 evaluation.tasks=50",
     ),

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -19,7 +19,6 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 if TYPE_CHECKING:
-    from rollart_core.evals.table import Table
     from rollart_core.scheduling.observer import RunObserver
 
 PLAIN_EVERY_S = 5.0
@@ -120,10 +119,11 @@ class PlainDisplay:
 
 def spell(line: Line) -> str:
     """Return ``name value`` pairs, numbers with three or four digits."""
-    return "  ".join(f"{name} {_number(value)}" for name, value in line.items())
+    return "  ".join(f"{name} {number(value)}" for name, value in line.items())
 
 
-def _number(value: float | str) -> str:
+def number(value: float | str) -> str:
+    """Return a figure as text."""
     if isinstance(value, str):
         return value
     if value != value:
@@ -137,19 +137,19 @@ def report_table(report: Mapping[str, object]) -> Group:
     """Return the results of a run, from ``RunReport.as_dict()``."""
     count = report.get("tasks_after") or report.get("tasks_before")
     title = f"Held-out tasks ({count} different)" if count else "Held-out tasks"
-    held_out = _titled(title, "", "before", "after")
+    held_out = titled(title, "", "before", "after")
     for label, pick in _ESTIMATES.items():
         cells = [pick(report, when) for when in ("before", "after")]
         if any(cells):
-            held_out.add_row(label, *(_interval(c, label) for c in cells))
+            held_out.add_row(label, *(interval(c, label) for c in cells))
     if len(_envs(report)) < 2:
         _add_rewards(held_out, report, "sampled")
     for name, of_it in _envs(report):
         cells = [of_it.get(f"success_{when}") for when in ("before", "after")]
         if any(cells):
-            held_out.add_row(f"success, {name}", *(_interval(c, "success") for c in cells))
+            held_out.add_row(f"success, {name}", *(interval(c, "success") for c in cells))
         _add_rewards(held_out, of_it, name)
-    facts = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
+    facts = two_columns()
     for name, value in _facts(report):
         facts.add_row(name, value)
     tables = [table for table in (held_out, *_env_tables(report)) if table.row_count]
@@ -158,26 +158,32 @@ def report_table(report: Mapping[str, object]) -> Group:
 
 def _add_rewards(held_out: RichTable, report: Mapping[str, object], which: str) -> None:
     """Add the reward and each of its components."""
-    both = [_mapping(report.get(f"rewards_{when}")) for when in ("before", "after")]
+    both = [mapping(report.get(f"rewards_{when}")) for when in ("before", "after")]
     for name in dict.fromkeys(name for one in both for name in one):
-        held_out.add_row(f"{name}, {which}", *(_interval(one.get(name), name) for one in both))
+        held_out.add_row(f"{name}, {which}", *(interval(one.get(name), name) for one in both))
 
 
-def _titled(title: str, *columns: str) -> RichTable:
+def two_columns() -> RichTable:
+    """Return an empty table of labels and values."""
+    return RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
+
+
+def titled(title: str, *columns: str) -> RichTable:
+    """Return an empty table with a title."""
     return RichTable(*columns, title=title, title_justify="left", title_style="bold")
 
 
 def _env_tables(report: Mapping[str, object]) -> Iterator[RichTable]:
     """Yield the results of several environments, and why each ran where it did."""
     titles = ("", "trained", "finished", "success", "score", "failed", "envs on", "engines")
-    done = _titled("Environments, while training", *titles)
-    why = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
+    done = titled("Environments, while training", *titles)
+    why = two_columns()
     for name, of_it in _envs(report):
-        counts = [f"{_float(of_it.get(key)):,.0f}" for key in ("trained", "finished")]
-        rollout, ran = _mapping(of_it.get("rollout")), _mapping(of_it.get("ran"))
-        means = [_number(_float(rollout.get(key))) for key in ("success", "score")]
-        failed = ", ".join(f"{k} {v}" for k, v in _mapping(of_it.get("failures")).items())
-        where = [str(ran.get("envs_on", "")), _generated(_mapping(ran.get("engines")))]
+        counts = [f"{as_float(of_it.get(key)):,.0f}" for key in ("trained", "finished")]
+        rollout, ran = mapping(of_it.get("rollout")), mapping(of_it.get("ran"))
+        means = [number(as_float(rollout.get(key))) for key in ("success", "score")]
+        failed = ", ".join(f"{k} {v}" for k, v in mapping(of_it.get("failures")).items())
+        where = [str(ran.get("envs_on", "")), _generated(mapping(ran.get("engines")))]
         done.add_row(name, *counts, *means, failed or "none", *where)
     reasons = {name: [str(one) for one in _list(of_it.get("why"))] for name, of_it in _envs(report)}
     times = Counter(reason for own in reasons.values() for reason in own)
@@ -194,64 +200,16 @@ def _env_tables(report: Mapping[str, object]) -> Iterator[RichTable]:
 
 def _generated(engines: Mapping[str, object]) -> str:
     """Return the share of each engine in an environment's conversations, largest first."""
-    counts = {name: _float(_mapping(one).get("conversations")) for name, one in engines.items()}
+    counts = {name: as_float(mapping(one).get("conversations")) for name, one in engines.items()}
     total = sum(counts.values()) or 1.0
     most = sorted(counts, key=lambda name: -counts[name])
     return ", ".join(f"{counts[name] / total:.0%} {name}" for name in most)
 
 
-def evaluation_table(report: Mapping[str, Any], table: Table) -> Group:
-    """Return the results of an evaluation, from ``EvaluationReport.as_dict()``, and its table."""
-    figures = _titled("All figures")
-    rewards = [_mean_rewards(cell) for cell in report["cells"]]
-    more = ("reward",) if any(rewards) else ()
-    for column in ("environment", "player", "success", "score", *more, "pass@k", "failed"):
-        figures.add_column(column, overflow="fold")
-    for cell, reward in zip(report["cells"], rewards, strict=True):
-        passes = (f"@{k} {e['mean']:.1%}" for k, e in cell["pass_at"].items() if e["n"])
-        intervals = [_interval(cell[what], what) for what in ("success", "score")]
-        own = (reward or "-",) if more else ()
-        shown = (*intervals, *own, " ".join(passes) or "-", str(cell["failed"]))
-        figures.add_row(cell["env"], cell["column"], *shown)
-    facts = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
-    failures, tokens = report["failures"], report["tokens"]
-    spelled = ", ".join(f"{k} {v}" for k, v in failures.items())
-    why = f" (most often: {report['why_failed']})" if spelled else ""
-    facts.add_row("model", str(report["model"] or "none"))
-    turns = _number(_float(report["mean_turns"]))
-    facts.add_row("turns, truncated", f"{turns}, {report['truncated']}")
-    facts.add_row("tokens", ", ".join(f"{v:,} {k}" for k, v in tokens.items()))
-    facts.add_row("failed attempts", f"{spelled or 'none'}{why}")
-    facts.add_row("time", f"{_float(report['wall_s']):,.1f} s")
-    facts.add_row("folder", str(report["run_dir"]))
-    return Group(matrix(table), figures, facts)
-
-
-def _mean_rewards(cell: Mapping[str, Any]) -> str:
-    """Return the mean reward and components; empty if they are only the score again."""
-    rewards = _mapping(cell.get("rewards"))
-    if not rewards or (list(rewards) == ["reward"] and rewards["reward"] == cell["score"]):
-        return ""
-    means = {name: _float(_mapping(mean).get("mean")) for name, mean in rewards.items()}
-    return ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
-
-
-def matrix(table: Table) -> Group:
-    """Return a table of environments and players, with its notes."""
-    from rollart_core.evals.table import notes, rows, titles
-
-    shown = _titled("Success on held-out tasks")
-    for title in titles(table):
-        shown.add_column(title, overflow="fold")
-    for row in rows(table):
-        shown.add_row(row[0].strip("`"), *row[1:])
-    return Group(shown, *(f"- {note}" for note in notes(table)))
-
-
 def _envs(report: Mapping[str, object]) -> list[tuple[str, Mapping[str, object]]]:
     """Return the report of each environment if there are several."""
-    envs = _mapping(report.get("envs"))
-    return [(name, _mapping(of_it)) for name, of_it in envs.items() if len(envs) > 1]
+    envs = mapping(report.get("envs"))
+    return [(name, mapping(of_it)) for name, of_it in envs.items() if len(envs) > 1]
 
 
 def _sampled(what: str) -> Callable[[Mapping[str, object], str], object]:
@@ -259,7 +217,7 @@ def _sampled(what: str) -> Callable[[Mapping[str, object], str], object]:
 
 
 def _greedy(what: str) -> Callable[[Mapping[str, object], str], object]:
-    return lambda report, when: _mapping(report.get(f"greedy_{when}")).get(what)
+    return lambda report, when: mapping(report.get(f"greedy_{when}")).get(what)
 
 
 _ESTIMATES: Mapping[str, Callable[[Mapping[str, object], str], object]] = {
@@ -270,46 +228,46 @@ _ESTIMATES: Mapping[str, Callable[[Mapping[str, object], str], object]] = {
 }
 
 
-def _interval(estimate: object, label: str) -> str:
+def interval(estimate: object, label: str) -> str:
     """Return ``mean [low, high] of n in c clusters``, with the 95% interval if it is known."""
-    values = _mapping(estimate)
+    values = mapping(estimate)
     if not values.get("n"):
         return "not measured"
     form = ".1%" if label.startswith("success") else ".3f"
-    mean, count = _float(values.get("mean")), _float(values.get("n"))
-    clusters = _float(values.get("num_clusters"))
+    mean, count = as_float(values.get("mean")), as_float(values.get("n"))
+    clusters = as_float(values.get("num_clusters"))
     within = f" in {clusters:.0f} clusters" if 0 < clusters < count else ""
     return f"{mean:{form}}{_bracket(values, form)} of {count:.0f}{within}"
 
 
 def _bracket(estimate: Mapping[str, object], form: str) -> str:
     """Return `` [low, high]``; empty if a bound is unknown, as for a mean over one task."""
-    low, high = (_float(estimate.get(k)) for k in ("low", "high"))
+    low, high = (as_float(estimate.get(k)) for k in ("low", "high"))
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
     return f" [{low:{form}}, {high:{form}}]"
 
 
 def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    gain = _mapping(report.get("score_gain"))
+    gain = mapping(report.get("score_gain"))
     if gain:
         bracket = _bracket(gain, "+.3f")
-        yield "score gained", f"{_float(gain.get('mean')):+.3f}{bracket and f'{bracket} (95%)'}"
+        yield "score gained", f"{as_float(gain.get('mean')):+.3f}{bracket and f'{bracket} (95%)'}"
     if choice := report.get("choice"):
-        best, last = (_mapping(report.get(which)) for which in ("best", "last"))
+        best, last = (mapping(report.get(which)) for which in ("best", "last"))
         yield "best validation", _validated(best)
         yield "last validation", _validated(last)
         yield "trained model", str(choice)
     yield "train steps", _updates(report)
-    total_s, train_s = _float(report.get("wall_s")), _float(report.get("train_wall_s"))
+    total_s, train_s = as_float(report.get("wall_s")), as_float(report.get("train_wall_s"))
     yield "time", f"{total_s:,.1f} s, including {train_s:,.1f} s of RL"
     yield "tokens/s", _throughput(report)
-    yield "staleness", _histogram(_mapping(report.get("staleness")))
-    failures = _mapping(report.get("failures"))
+    yield "staleness", _histogram(mapping(report.get("staleness")))
+    failures = mapping(report.get("failures"))
     yield "failures", ", ".join(f"{k} {v}" for k, v in failures.items()) or "none"
     yield "ended", str(report.get("stop_reason", ""))
     yield "run directory", str(report.get("run_dir"))
-    if not report.get("ok", True) or _float(gain.get("high")) < 0:
+    if not report.get("ok", True) or as_float(gain.get("high")) < 0:
         yield "why", f"run `rollart diagnose {report.get('run_dir')}`"
 
 
@@ -317,21 +275,21 @@ def _validated(point: Mapping[str, object]) -> str:
     """Return metric, value and version of a validation."""
     metric = str(point.get("metric", ""))
     form = ".1%" if metric.endswith("success") else ".3f"
-    value = f"{_float(point.get('value')):{form}}{_bracket(point, form)}"
+    value = f"{as_float(point.get('value')):{form}}{_bracket(point, form)}"
     return f"{metric} {value} at version {point.get('policy_version')}" if point else "none"
 
 
 def _updates(report: Mapping[str, object]) -> str:
     skipped = report.get("skipped_updates")
-    text = f"{_float(report.get('train_steps')):,.0f}"
-    text += f", {_float(skipped):,.0f} skipped" if skipped else ""
+    text = f"{as_float(report.get('train_steps')):,.0f}"
+    text += f", {as_float(skipped):,.0f} skipped" if skipped else ""
     return text if report.get("has_signal", True) else f"{text}; no reward differed within a group"
 
 
 def _throughput(report: Mapping[str, object]) -> str:
-    text = f"{_float(report.get('tokens_per_s')):,.0f}"
+    text = f"{as_float(report.get('tokens_per_s')):,.0f}"
     known = {name: report.get(f"{name}_tokens_per_s") for name in ("generated", "trained")}
-    parts = [f"{_float(n):,.0f} {name}" for name, n in known.items() if n is not None]
+    parts = [f"{as_float(n):,.0f} {name}" for name, n in known.items() if n is not None]
     return f"{text} ({', '.join(parts)})" if parts else text
 
 
@@ -339,15 +297,16 @@ def _histogram(counts: Mapping[str, object]) -> str:
     """Return one line per staleness: versions, share as a bar, samples."""
     if not counts:
         return "no sample trained"
-    most = max(_float(n) for n in counts.values()) or 1.0
+    most = max(as_float(n) for n in counts.values()) or 1.0
     lines = []
     for versions, n in sorted(counts.items(), key=lambda item: int(item[0])):
-        bar = "█" * max(1, round(_BAR_WIDTH * _float(n) / most))
-        lines.append(f"{versions:>2} versions {bar} {_float(n):,.0f} samples")
+        bar = "█" * max(1, round(_BAR_WIDTH * as_float(n) / most))
+        lines.append(f"{versions:>2} versions {bar} {as_float(n):,.0f} samples")
     return "\n".join(lines)
 
 
-def _mapping(value: object) -> Mapping[str, object]:
+def mapping(value: object) -> Mapping[str, object]:
+    """Return a mapping of a report; empty if it is something else."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -355,5 +314,6 @@ def _list(value: object) -> Sequence[object]:
     return value if isinstance(value, list | tuple) else []
 
 
-def _float(value: object) -> float:
+def as_float(value: object) -> float:
+    """Return a number of a report; NaN if it is something else."""
     return float(value) if isinstance(value, int | float) else float("nan")

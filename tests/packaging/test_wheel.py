@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 IMPORT_PACKAGES = {
     *("rollart_core", "rollart_envs", "rollart_rewards", "rollart_algorithms", "rollart_plugins"),
     *("rollart_bench", "rollart_cpu", "rollart_planner", "rollart_ray", "rollart_registry"),
-    *("rollart_sandboxes", "rollart_testing", "rollart_view"),
+    *("rollart_evals", "rollart_sandboxes", "rollart_testing", "rollart_view"),
 }
 
 

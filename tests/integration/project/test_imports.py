@@ -18,6 +18,7 @@ PACKAGES = {
     "rollart_algorithms": ROOT / "algorithms/rollart_algorithms",
     "rollart_plugins": ROOT / "plugins/rollart_plugins",
     "rollart_bench": ROOT / "plugins/rollart_bench",
+    "rollart_evals": ROOT / "plugins/rollart_evals",
     "rollart_cpu": ROOT / "plugins/rollart_cpu",
     "rollart_planner": ROOT / "plugins/rollart_planner",
     "rollart_ray": ROOT / "plugins/rollart_ray",
@@ -59,7 +60,6 @@ LAYERS = (
     ("config", "plugins"),
     ("gateway", "inference", "models", "rewards", "rollout", "scheduling", "store", "training"),
     ("runtime",),
-    ("evals",),
     ("cli",),
 )
 """A package imports from its own layer and the layers above it."""

@@ -13,9 +13,9 @@ from rollart_core.config.load import load_config
 from rollart_core.config.run import AsyncRun, SyncRun
 from rollart_core.config.sandbox_options import PoolOptions
 from rollart_core.errors import ConfigError
-from rollart_core.evals.plan import Suite
 from rollart_core.plugins import registry
 from rollart_core.plugins.manager import plugins
+from rollart_evals.plan import Suite
 from rollart_planner.cluster import Cluster
 from rollart_sandboxes.isolation.config import Isolation
 

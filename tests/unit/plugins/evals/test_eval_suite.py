@@ -6,7 +6,7 @@ import pytest
 
 from rollart_core.config.load import is_suite, load_mapping, read_yaml
 from rollart_core.errors import ConfigError
-from rollart_core.evals.plan import columns_of, plan_of_suite, read_suite
+from rollart_evals.plan import columns_of, plan_of_suite, read_suite
 
 HERE = Path("suite.yaml")
 

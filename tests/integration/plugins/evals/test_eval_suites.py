@@ -18,10 +18,10 @@ from support.openai_server import OpenAIServer, obedient
 from support.pace import scaled, wait_until
 
 from rollart_core.cli import main
-from rollart_core.evals.cells import pass_at_k
-from rollart_core.evals.prepare import EvalRequest, begin
-from rollart_core.evals.run import run_evaluation
 from rollart_core.scheduling.observer import NobodyWatches
+from rollart_evals.cells import pass_at_k
+from rollart_evals.prepare import EvalRequest, begin
+from rollart_evals.run import run_evaluation
 from rollart_testing import AsyncFakeEnv
 
 FAKE = "rollart_testing:AsyncFakeEnv"

@@ -23,10 +23,6 @@ from rollart_core.config.model import ModelPath
 from rollart_core.config.resolve import ResolvedRun
 from rollart_core.config.runtime import RayRuntime
 from rollart_core.errors import ConfigError, TooManyFailures
-from rollart_core.evals.cells import Cell, cell_of
-from rollart_core.evals.episodes import Episode, EpisodeLog
-from rollart_core.evals.plan import GREEDY, EvalPlan
-from rollart_core.evals.report import EvaluationReport, model_hash, write_report
 from rollart_core.rollout.baseline import BASELINES
 from rollart_core.runtime.inline import InlineRuntime
 from rollart_core.runtime.interrupts import interrupts
@@ -37,6 +33,10 @@ from rollart_core.scheduling.observer import NobodyWatches, RunObserver
 from rollart_core.store.estimates import Clusters
 from rollart_core.store.run_dir import run_lock
 from rollart_core.types import Task, Ticket, Trajectory
+from rollart_evals.cells import Cell, cell_of
+from rollart_evals.episodes import Episode, EpisodeLog
+from rollart_evals.plan import GREEDY, EvalPlan
+from rollart_evals.report import EvaluationReport, model_hash, write_report
 
 NO_ORACLE = "it has no oracle()"
 NO_SOLUTION = "it has no solve()"

@@ -1,25 +1,33 @@
 """``rollart eval``: score models, endpoints and baselines on held-out tasks.
 
 Takes: a config, a suite, a run directory, or an environment and a model. Gives: the report. Never:
-trains, or scores anything itself; ``evals/`` does.
+trains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 
 from rollart_core.cli.output import print_json, stdout_console
-from rollart_core.cli.progress import display, evaluation_table
+from rollart_core.cli.progress import (
+    as_float,
+    display,
+    interval,
+    mapping,
+    number,
+    titled,
+    two_columns,
+)
 from rollart_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rollart_core.evals.prepare import EvalRequest, StartedEval
-    from rollart_core.evals.table import Table
+    from rollart_evals.prepare import EvalRequest, StartedEval
+    from rollart_evals.table import Table
 
 
 Config = Annotated[
@@ -85,8 +93,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score models, OpenAI-compatible endpoints and baselines on held-out tasks."""
-    from rollart_core.evals.prepare import EvalRequest
-    from rollart_core.evals.table import Table, merged, read_table
+    from rollart_evals.prepare import EvalRequest
+    from rollart_evals.table import Table, merged, read_table
 
     if as_markdown and as_json:
         raise typer.BadParameter("--markdown and --json: use only one of them")
@@ -109,8 +117,8 @@ def _play(
     as_json: bool,
 ) -> bool:
     """Run an evaluation and print its report; return whether it has no error."""
-    from rollart_core.evals.run import run_evaluation
-    from rollart_core.evals.table import merged
+    from rollart_evals.run import run_evaluation
+    from rollart_evals.table import merged
 
     console = Console(stderr=True) if as_json or as_markdown else stdout_console()
     with display(console) as observer:
@@ -129,7 +137,7 @@ def _play(
 
 def _begun(asked: EvalRequest, resume: Path | None) -> StartedEval | None:
     """Return the evaluation to run; None if only other reports are shown."""
-    from rollart_core.evals.prepare import begin, go_on
+    from rollart_evals.prepare import begin, go_on
 
     if resume is not None:
         if asked.begins_anew:
@@ -145,13 +153,59 @@ def _begun(asked: EvalRequest, resume: Path | None) -> StartedEval | None:
 
 
 def _show_table(table: Table, *, as_markdown: bool, as_json: bool) -> None:
-    from rollart_core.evals.table import markdown
+    from rollart_evals.table import markdown
 
     if as_json:
         print_json(table.as_dict())
     elif as_markdown:
         typer.echo(markdown(table))
     else:
-        from rollart_core.cli.progress import matrix
-
         stdout_console().print(matrix(table))
+
+
+def evaluation_table(report: Mapping[str, Any], table: Table) -> Group:
+    """Return the results of an evaluation, from ``EvaluationReport.as_dict()``, and its table."""
+    figures = titled("All figures")
+    rewards = [_mean_rewards(cell) for cell in report["cells"]]
+    more = ("reward",) if any(rewards) else ()
+    for column in ("environment", "player", "success", "score", *more, "pass@k", "failed"):
+        figures.add_column(column, overflow="fold")
+    for cell, reward in zip(report["cells"], rewards, strict=True):
+        passes = (f"@{k} {e['mean']:.1%}" for k, e in cell["pass_at"].items() if e["n"])
+        intervals = [interval(cell[what], what) for what in ("success", "score")]
+        own = (reward or "-",) if more else ()
+        shown = (*intervals, *own, " ".join(passes) or "-", str(cell["failed"]))
+        figures.add_row(cell["env"], cell["column"], *shown)
+    facts = two_columns()
+    failures, tokens = report["failures"], report["tokens"]
+    spelled = ", ".join(f"{k} {v}" for k, v in failures.items())
+    why = f" (most often: {report['why_failed']})" if spelled else ""
+    facts.add_row("model", str(report["model"] or "none"))
+    turns = number(as_float(report["mean_turns"]))
+    facts.add_row("turns, truncated", f"{turns}, {report['truncated']}")
+    facts.add_row("tokens", ", ".join(f"{v:,} {k}" for k, v in tokens.items()))
+    facts.add_row("failed attempts", f"{spelled or 'none'}{why}")
+    facts.add_row("time", f"{as_float(report['wall_s']):,.1f} s")
+    facts.add_row("folder", str(report["run_dir"]))
+    return Group(matrix(table), figures, facts)
+
+
+def _mean_rewards(cell: Mapping[str, Any]) -> str:
+    """Return the mean reward and components; empty if they are only the score again."""
+    rewards = mapping(cell.get("rewards"))
+    if not rewards or (list(rewards) == ["reward"] and rewards["reward"] == cell["score"]):
+        return ""
+    means = {name: as_float(mapping(mean).get("mean")) for name, mean in rewards.items()}
+    return ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
+
+
+def matrix(table: Table) -> Group:
+    """Return a table of environments and players, with its notes."""
+    from rollart_evals.table import notes, rows, titles
+
+    shown = titled("Success on held-out tasks")
+    for title in titles(table):
+        shown.add_column(title, overflow="fold")
+    for row in rows(table):
+        shown.add_row(row[0].strip("`"), *row[1:])
+    return Group(shown, *(f"- {note}" for note in notes(table)))

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from rollart_core.config.resolve import ResolvedEnv, ResolvedRun
-from rollart_core.evals.cells import (
+from rollart_core.store.estimates import Clusters, clustered_share
+from rollart_core.store.run_dir import write_json
+from rollart_evals.cells import (
     NO_TURN,
     Cell,
     cell_of,
@@ -26,11 +28,9 @@ from rollart_core.evals.cells import (
     plain_estimate,
     wins_of,
 )
-from rollart_core.evals.episodes import Episode
-from rollart_core.evals.plan import GREEDY, MODEL, EvalPlan, record_of
-from rollart_core.evals.table import Table, markdown, of_report, shown_score, shown_success
-from rollart_core.store.estimates import Clusters, clustered_share
-from rollart_core.store.run_dir import write_json
+from rollart_evals.episodes import Episode
+from rollart_evals.plan import GREEDY, MODEL, EvalPlan, record_of
+from rollart_evals.table import Table, markdown, of_report, shown_score, shown_success
 
 KIND = "evaluation"
 CARD, REPORT = "card.md", "report.json"

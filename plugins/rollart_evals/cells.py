@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from rollart_core.evals.episodes import Episode
 from rollart_core.store.estimates import (
     Clusters,
     Estimate,
@@ -22,6 +21,7 @@ from rollart_core.store.estimates import (
     clustered_share,
     named_means,
 )
+from rollart_evals.episodes import Episode
 
 NO_TURN = (
     "every episode was truncated before its first turn, so nothing was measured: the first prompt "

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from rollart_core.evals.cells import ks_of, pass_at_k, pass_estimates
 from rollart_core.store.estimates import clustered_mean, clustered_share, wilson
+from rollart_evals.cells import ks_of, pass_at_k, pass_estimates
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(5, 2, 1), (5, 2, 3), (6, 1, 4), (4, 4, 2), (4, 0, 4)])

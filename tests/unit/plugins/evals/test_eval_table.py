@@ -5,9 +5,9 @@ import json
 import pytest
 
 from rollart_core.errors import ConfigError
-from rollart_core.evals.cells import Cell, plain_estimate
-from rollart_core.evals.table import Table, markdown, of_report, read_table
 from rollart_core.store.estimates import mean_interval, wilson
+from rollart_evals.cells import Cell, plain_estimate
+from rollart_evals.table import Table, markdown, of_report, read_table
 
 LAKE = {"name": "lake", "id": "toy/Lake-v1", "split": "test", "options": {"size": 4}, "seed": 0}
 SHOP = {"name": "shop", "id": "web/Shop-v1", "split": "test", "options": {}, "seed": 0}

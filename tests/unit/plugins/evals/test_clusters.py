@@ -14,8 +14,6 @@ import pytest
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
 from rollart_core.errors import ConfigError
-from rollart_core.evals.cells import cell_of
-from rollart_core.evals.episodes import episode_of
 from rollart_core.runtime.report import score_gain
 from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.scheduling.evaluate import summarise
@@ -29,6 +27,8 @@ from rollart_core.store.estimates import (
 )
 from rollart_core.types import Task, Ticket, Trajectory
 from rollart_envs.webshop.env import WebShopEnv
+from rollart_evals.cells import cell_of
+from rollart_evals.episodes import episode_of
 
 if TYPE_CHECKING:
     from rollart_core.rollout.env_pool import EnvPool

@@ -14,14 +14,14 @@ from typing import Any
 from rollart_core.config.load import apply_override, dump_yaml, is_suite, read_yaml
 from rollart_core.config.resolve import ResolvedRun
 from rollart_core.errors import ConfigError
-from rollart_core.evals import plan as plans
-from rollart_core.evals.plan import EvalPlan, Suite, left_out, read_suite
-from rollart_core.evals.report import env_facts
-from rollart_core.evals.table import Table, merged
 from rollart_core.runtime.prepare import prepare_mapping
 from rollart_core.store.resume import BEFORE
 from rollart_core.store.run_dir import TRAINED_MODEL, new_run_dir
 from rollart_core.suggestions import no_run
+from rollart_evals import plan as plans
+from rollart_evals.plan import EvalPlan, Suite, left_out, read_suite
+from rollart_evals.report import env_facts
+from rollart_evals.table import Table, merged
 
 FOLDER = "evals"
 """The default parent folder of evaluations."""
