@@ -153,10 +153,11 @@ class Turn:
     observation: str
     """The newest part of the prompt, as text."""
     action: str
+    """The policy's text without its thought."""
     num_prompt_tokens: int
     """Number of tokens in the whole prompt of this turn."""
     num_new_tokens: int
-    """Number of generated tokens."""
+    """Number of generated tokens, including an appended end of a thought."""
     finish_reason: Literal["stop", "length", "abort"]
     reward: float
     """The reward that ``env.step`` returned."""
@@ -170,6 +171,11 @@ class Turn:
     a conversation."""
     tools: tuple[ToolSpec, ...] = ()
     """The tools of the conversation; only for its first turn."""
+
+    @property
+    def reasoning(self) -> str:
+        """The thought of the policy before the action, without its marks. Empty if none."""
+        return self.messages[-1].get("reasoning_content", "") if self.messages else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +227,7 @@ class Trajectory:
     reward: float | None = None
     """The reward for training. None if and only if ``status`` is ``failed``."""
     score: float | None = None
-    """The environment's own return, before any reward function. None if failed."""
+    """The environment's own return, or the reward if it decides success. None if failed."""
     success: bool | None = None
     """Whether the environment reported success. None if it did not report it."""
     reward_components: Mapping[str, float] = field(default_factory=dict)

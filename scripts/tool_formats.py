@@ -65,11 +65,11 @@ def main() -> None:
         (family, kind, case)
         for family in FAMILIES
         for kind in KINDS
-        for case in cases(family, _drawn(kind), NUM_CASES, shared / "data" / "chat_templates")
+        for case in cases(family, drawn(kind), NUM_CASES, shared / "data" / "chat_templates")
     ]
-    asked = [_asked(*row) for row in rows]
+    asked = [case_for_oracles(*row) for row in rows]
     own = [
-        _own(family, kind, case, text["text"])
+        own_answer(family, kind, case, text["text"])
         for (family, kind, case), text in zip(rows, asked, strict=True)
     ]
     answers = {}
@@ -85,11 +85,12 @@ def main() -> None:
         PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
 
 
-def _drawn(kind: str) -> str:
+def drawn(kind: str) -> str:
+    """Return the kind of cases that a kind is made from."""
     return "calls" if kind == "broken" else kind
 
 
-def _asked(family: Family, kind: str, case: Case) -> dict[str, Any]:
+def case_for_oracles(family: Family, kind: str, case: Case) -> dict[str, Any]:
     """Return a case for the oracles."""
     text = case.text
     if kind == "broken":
@@ -106,7 +107,7 @@ def _asked(family: Family, kind: str, case: Case) -> dict[str, Any]:
     }
 
 
-def _own(family: Family, kind: str, case: Case, text: str) -> dict[str, Any]:
+def own_answer(family: Family, kind: str, case: Case, text: str) -> dict[str, Any]:
     """Return our answer, and whether it is right."""
     parsed = parse_message(text, family.format, tools=case.tools, prompt=case.prompt)
     wanted = case.wanted
@@ -134,7 +135,7 @@ def _answers(name: str, python: str, asked: list[dict[str, Any]]) -> list[Any]:
     return found
 
 
-def _agrees(own: dict[str, Any], answer: dict[str, Any]) -> bool:
+def agrees(own: dict[str, Any], answer: dict[str, Any]) -> bool:
     """Return whether an oracle has the same calls and, if it says, the same reasoning."""
     if "error" in answer:
         return False
@@ -172,7 +173,7 @@ def _oracle_table(
         cells = []
         for found in answers.values():
             pairs = [
-                _agrees(mine, other)
+                agrees(mine, other)
                 for (each, _, _), mine, other in zip(rows, own, found, strict=True)
                 if each is family and other is not None
             ]
@@ -192,12 +193,12 @@ def _difference_table(
     found: dict[tuple[str, str], Counter[str]] = {}
     for name, given in answers.items():
         for (family, _, _), case, mine, other in zip(rows, asked, own, given, strict=True):
-            if other is None or _agrees(mine, other):
+            if other is None or agrees(mine, other):
                 continue
-            counted = found.setdefault((name, _why(case, mine, other)), Counter())
+            counted = found.setdefault((name, reason(case, mine, other)), Counter())
             counted[family.name] += 1
             if show and counted[family.name] <= 2:
-                why = _why(case, mine, other)
+                why = reason(case, mine, other)
                 print(f"--- {name} {family.name}: {why}\n{case['text']!r}\n{mine}\n{other}")
     lines = [["parser", "difference", "models (cases)"]]
     for (name, why), counted in sorted(found.items()):
@@ -206,7 +207,7 @@ def _difference_table(
     return _table(lines)
 
 
-def _why(case: dict[str, Any], own: dict[str, Any], other: dict[str, Any]) -> str:
+def reason(case: dict[str, Any], own: dict[str, Any], other: dict[str, Any]) -> str:
     """Return why an answer differs from ours, which is what was rendered."""
     if "error" in other:
         return f"It raises {other['error'].partition(':')[0]}."

@@ -55,11 +55,12 @@ def plan(
     chosen = names[0]
     memory = _memory(runs[chosen], described, plans[chosen])
     if as_json:
-        said = {"mapper": chosen, "compared": _compared(plans)}
+        said = {"mapper": chosen, "compared": _compared(plans), "rows": _rows(run)}
         print_json({**asdict(plans[chosen]), **said, "memory": [_as_dict(v) for v in memory]})
     else:
         _show(chosen, plans[chosen], described)
         _show_memory(memory)
+        _show_rows(run)
         if len(plans) > 1:
             _show_compared(plans)
     if not all(verdict.fits for verdict in memory):
@@ -95,6 +96,22 @@ def _memory(run: ResolvedRun, cluster: Cluster, placement: Placement) -> list[Me
 
     demand = demand_of(run, cluster.model.shape() if cluster.model else None)
     return verdicts(run, placement, cluster.to_pools(), demand, workloads_of(run))
+
+
+def _rows(run: ResolvedRun) -> dict[str, float]:
+    """Return the planned number of token rows per trajectory of each environment."""
+    from rollart_core.runtime.placement import workloads_of
+
+    return {name: load.rows for name, load in workloads_of(run).items()}
+
+
+def _show_rows(run: ResolvedRun) -> None:
+    from rollart_core.models.run_template import rows_note
+
+    if note := rows_note(run.config):
+        typer.echo(
+            f"- the trainer processes {max(_rows(run).values()):g} rows a trajectory: {note}"
+        )
 
 
 def _as_dict(verdict: MemoryVerdict) -> dict[str, object]:

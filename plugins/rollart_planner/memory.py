@@ -37,7 +37,7 @@ from rollart_core.config.model import ModelPath, NewModel
 from rollart_core.config.resolve import ResolvedRun
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, ModelShape, Placement, Pool
-from rollart_core.runtime.workload import held_tokens, total_tokens
+from rollart_core.runtime.workload import held_tokens, trained_tokens
 from rollart_planner.cluster import filled
 from rollart_planner.devices import GB
 from rollart_planner.fit import is_cpu
@@ -317,7 +317,7 @@ def training_numbers(
     dtype = model.dtype if isinstance(model, ModelPath | NewModel) else "float32"
     in_bfloat16 = config.trainer.autocast == "bfloat16" or dtype == "bfloat16"
     decoded = sum(load.turns * load.decode_tokens for load in workloads.values())
-    every = sum(total_tokens(load) for load in workloads.values())
+    every = sum(trained_tokens(load) for load in workloads.values())
     kl = run.algorithm.options.get("kl_coef", 0)
     return TrainingNumbers(
         num_ranks=demand.num_trainer_ranks,

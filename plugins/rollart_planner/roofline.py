@@ -33,7 +33,13 @@ from dataclasses import dataclass, replace
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import ModelShape, Pool
-from rollart_core.runtime.workload import cached_tokens, decode_context, held_tokens, total_tokens
+from rollart_core.runtime.workload import (
+    cached_tokens,
+    decode_context,
+    held_tokens,
+    trained_context,
+    trained_tokens,
+)
 
 KV_SHARE = 0.9
 """Share of a device's memory for weights and KV cache; the engine needs the rest."""
@@ -156,8 +162,8 @@ def training_s(
     It is three times the forward pass: one forward, and a backward of twice its cost (arXiv
     2001.08361, 2.1); plus one more forward if layers are recomputed (arXiv 2205.05198, section 5).
     """
-    tokens = total_tokens(workload)
-    return (4 if recomputes else 3) * flops(model, tokens, tokens / 2) / pool.flops_per_s
+    forward = flops(model, trained_tokens(workload), trained_context(workload))
+    return (4 if recomputes else 3) * forward / pool.flops_per_s
 
 
 def training_fits(model: ModelShape, pool: Pool, num_ranks: int) -> bool:

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from numbers import Real
 from typing import Any, ClassVar, Final, cast
@@ -32,9 +33,11 @@ from typing import Any, ClassVar, Final, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
+from rollart_core.contracts.reward_check import RewardExample
 from rollart_core.errors import UserError, first_line
 from rollart_core.plugins import registry
 from rollart_core.rollout import loop
+from rollart_rewards.examples import asked
 
 _NAMED: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _CONVERSATIONS: Final = "completions"
@@ -104,6 +107,12 @@ class FunctionReward(Reward):
             result = self._only(result)
         return self._result(result)
 
+    def examples(self) -> Sequence[RewardExample]:
+        """Return a request that has every column that the function needs, as a text."""
+        plain = asked("The answer is 42.", reference="42")
+        columns = dict.fromkeys(self._needed(self._given(plain)), "42")
+        return (RewardExample((replace(plain, context={**plain.context, **columns}),)),)
+
     @cached_property
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
         every = inspect.signature(self._call).parameters
@@ -118,9 +127,9 @@ class FunctionReward(Reward):
         """Return every argument that the function may declare."""
         columns = dict(request.context)
         reference, said = columns.get("reference"), request.answer
-        asked = list(request.messages[:-1] if said else request.messages)
-        is_text = not isinstance(columns.get("prompt"), list) and len(asked) == 1
-        prompt = asked[0]["content"] if is_text else asked
+        pages = list(request.messages[:-1] if said else request.messages)
+        is_text = not isinstance(columns.get("prompt"), list) and len(pages) == 1
+        prompt = pages[0]["content"] if is_text else pages
         turn = said if is_text else [{"role": "assistant", "content": said}]
         names = {
             "completion": said,
@@ -140,13 +149,17 @@ class FunctionReward(Reward):
         Raises:
             ValueError: If a parameter without a default is not given.
         """
-        needed = [n for n, p in self._parameters.items() if p.default is p.empty and n not in given]
+        needed = self._needed(given)
         if needed:
             raise ValueError(
                 f"{self.function} needs {needed[0]!r}, which the dataset does not have: its rows "
                 f"give {', '.join(sorted(given))}"
             )
         return {n: v for n, v in given.items() if self._takes_all or n in self._parameters}
+
+    def _needed(self, given: Mapping[str, Any]) -> list[str]:
+        """Return the parameters without a default that are not given."""
+        return [n for n, p in self._parameters.items() if p.default is p.empty and n not in given]
 
     def _only(self, result: object) -> object:
         if isinstance(result, list | tuple) and len(result) == 1:

@@ -203,12 +203,15 @@ def _generated(engines: Mapping[str, object]) -> str:
 def evaluation_table(report: Mapping[str, Any], table: Table) -> Group:
     """Return the results of an evaluation, from ``EvaluationReport.as_dict()``, and its table."""
     figures = _titled("All figures")
-    for column in ("environment", "player", "success", "score", "pass@k", "failed"):
+    rewards = [_mean_rewards(cell) for cell in report["cells"]]
+    more = ("reward",) if any(rewards) else ()
+    for column in ("environment", "player", "success", "score", *more, "pass@k", "failed"):
         figures.add_column(column, overflow="fold")
-    for cell in report["cells"]:
+    for cell, reward in zip(report["cells"], rewards, strict=True):
         passes = (f"@{k} {e['mean']:.1%}" for k, e in cell["pass_at"].items() if e["n"])
         intervals = [_interval(cell[what], what) for what in ("success", "score")]
-        shown = (*intervals, " ".join(passes) or "-", str(cell["failed"]))
+        own = (reward or "-",) if more else ()
+        shown = (*intervals, *own, " ".join(passes) or "-", str(cell["failed"]))
         figures.add_row(cell["env"], cell["column"], *shown)
     facts = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
     failures, tokens = report["failures"], report["tokens"]
@@ -222,6 +225,15 @@ def evaluation_table(report: Mapping[str, Any], table: Table) -> Group:
     facts.add_row("time", f"{_float(report['wall_s']):,.1f} s")
     facts.add_row("folder", str(report["run_dir"]))
     return Group(matrix(table), figures, facts)
+
+
+def _mean_rewards(cell: Mapping[str, Any]) -> str:
+    """Return the mean reward and components; empty if they are only the score again."""
+    rewards = _mapping(cell.get("rewards"))
+    if not rewards or (list(rewards) == ["reward"] and rewards["reward"] == cell["score"]):
+        return ""
+    means = {name: _float(_mapping(mean).get("mean")) for name, mean in rewards.items()}
+    return ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
 
 
 def matrix(table: Table) -> Group:

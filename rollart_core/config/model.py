@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
 from rollart_core.config.base import (
     MOST,
@@ -100,6 +100,9 @@ class ModelPath(Section):
     """Data type of the weights, in the engine and in the trainer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the model. ``auto`` uses CUDA if a device is available, otherwise the CPU."""
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    """Values of the chat template's own variables, such as ``enable_thinking: false``. They apply
+    wherever the template is used. An unknown variable is an error."""
     shape: Shape | None = None
     """Shape of the model for planning if its ``config.json`` is not on this machine. If not set,
     the cluster file may define it."""
@@ -150,6 +153,9 @@ class RemoteModel(Section):
 
     kind: Literal["remote"] = "remote"
     """Selects a model without local files. ``engine`` selects the server and the model."""
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    """Values of variables of the server's chat template, sent with each request. Servers such as
+    vLLM and SGLang use them."""
 
 
 def _which_model(value: object) -> str:

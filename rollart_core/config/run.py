@@ -109,6 +109,19 @@ class Rollout(Section):
     max_observation_chars: PositiveInt = 20_000
     """Maximum number of characters of an observation. Longer ones are cut in the middle and
     counted."""
+    observation_role: Literal["auto", "user", "tool"] = "auto"
+    """Role of observations that are text, from the second on. (Chat messages have their own roles.)
+    ``auto`` is ``user``, unless only ``tool`` keeps one token row per trajectory: Qwen3's template,
+    for example, removes the thoughts before the last ``user`` message."""
+    keep_thinking: bool | None = None
+    """Whether earlier thoughts of the policy stay in the prompts of later turns. ``true``: each
+    earlier turn stays exactly as it was sampled, so a trajectory is one row. ``false``: the chat
+    template decides; if it removes thoughts, each turn begins a new row. If not set, as ``false``
+    with a warning. Only for models that think."""
+    max_thinking_tokens: PositiveInt | None = None
+    """Maximum number of tokens of a thought. At this limit, the end mark of thoughts is appended
+    (it is not trained), and the policy answers in the same turn. Must be below ``max_new_tokens``.
+    Only for models that think. If not set, only ``max_new_tokens`` limits thoughts."""
     temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Sampling temperature. 1 samples from the policy unchanged."""
     max_concurrent: PositiveInt = 256

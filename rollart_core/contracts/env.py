@@ -48,6 +48,9 @@ class Workload:
     """Seconds of ``env.step`` per turn."""
     reward_s: float = 0.0
     """Seconds of the reward function per episode."""
+    rows: float = 1.0
+    """Token rows per episode. Specs do not set it: the chat template decides. Above 1, the tokens
+    of earlier turns are trained again in each row."""
 
 
 @dataclass(frozen=True, slots=True)

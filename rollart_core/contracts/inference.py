@@ -7,7 +7,7 @@ close``, all on one asyncio loop. ``generate`` calls run concurrently and the en
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -80,6 +80,8 @@ class GenerateRequest:
     tools: Sequence[ToolSpec] = ()
     """The tools that the model may call. Set only with ``messages``; ``token_ids`` already contain
     them."""
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    """Values of variables of the server's chat template. Set only with ``messages``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ class TextAnswer:
     """Generated tokens as counted by the server. 0 if the server does not report them."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Tool calls as parsed by the server."""
+    reasoning: str = ""
+    """The thought, if the server returns it apart from the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,9 @@ class GenerateResult:
     """Prompt tokens that the engine read from its cache."""
     text: TextAnswer | None = None
     """The answer to a request with ``messages``. Then there are no tokens."""
+    inserted: tuple[int, int] = (0, 0)
+    """``[start, stop)`` of tokens that were not sampled: the end mark of a thought that reached
+    ``rollout.max_thinking_tokens``. Engines leave it empty."""
 
 
 @dataclass(frozen=True, slots=True)

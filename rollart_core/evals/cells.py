@@ -20,6 +20,7 @@ from rollart_core.store.estimates import (
     by_task,
     clustered_mean,
     clustered_share,
+    named_means,
 )
 
 NO_TURN = (
@@ -43,6 +44,8 @@ class Cell:
     """Success rate, clustered by the environment's clusters of tasks, or by task. None if nothing
     was measured."""
     score: Estimate | None = None
+    rewards: Mapping[str, Estimate] = field(default_factory=dict)
+    """The mean ``reward``, and the mean of each of its components."""
     pass_at: Mapping[int, Estimate] = field(default_factory=dict)
     """k -> pass@k over tasks."""
     num_episodes: int = 0
@@ -66,6 +69,7 @@ class Cell:
             "attempts_per_task": self.num_attempts,
             "success": plain_estimate(self.success),
             "score": plain_estimate(self.score),
+            "rewards": {name: plain_estimate(mean) for name, mean in self.rewards.items()},
             "pass_at": {str(k): plain_estimate(e) for k, e in self.pass_at.items()},
             "episodes": self.num_episodes,
             "failed": self.num_failed,
@@ -111,6 +115,7 @@ def cell_of(
         num_attempts=num_attempts,
         success=clustered_share(wins, clusters) if measured else None,
         score=clustered_mean(scores, clusters) if played else None,
+        rewards=named_means(good, _task, lambda e: e.rewards, clusters) if played else {},
         pass_at=pass_estimates(wins, num_attempts, clusters) if measured else {},
         num_episodes=len(good),
         num_failed=len({e.ticket for e in failed} - ended),

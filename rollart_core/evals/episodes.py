@@ -11,11 +11,12 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from rollart_core.errors import ConfigError
+from rollart_core.scheduling.evaluate import rewards_of
 from rollart_core.types import FailureKind, Trajectory
 
 FILE = "episodes.jsonl"
@@ -37,7 +38,8 @@ class Episode:
     status: str
     success: bool | None
     score: float | None
-    """The environment's own return. None if the episode failed."""
+    """The environment's own return, or the reward if it decides success. None if the episode
+    failed."""
     failure: FailureKind | None
     why: str
     """Message of the failure."""
@@ -45,6 +47,8 @@ class Episode:
     num_prompt_tokens: int
     num_new_tokens: int
     num_loss_tokens: int
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """The ``reward`` and its components. Empty if the episode failed."""
 
     @property
     def failed(self) -> bool:
@@ -71,6 +75,7 @@ def episode_of(column: str, trajectory: Trajectory) -> Episode:
         num_prompt_tokens=sum(t.num_prompt_tokens for t in trajectory.turns),
         num_new_tokens=sum(t.num_new_tokens for t in trajectory.turns),
         num_loss_tokens=trajectory.num_loss_tokens,
+        rewards={} if failure else rewards_of(trajectory),
     )
 
 
@@ -142,6 +147,7 @@ def _line(episode: Episode, trajectory: Trajectory) -> dict[str, object]:
     return {
         **{name: getattr(episode, name) for name in _PLAIN},
         "reward": trajectory.reward,
+        "rewards": episode.rewards,
         "failure": {"kind": str(episode.failure), "why": episode.why} if failure else None,
         "wall_s": round(trajectory.wall_s, 3),
         "tokens": {
@@ -150,7 +156,12 @@ def _line(episode: Episode, trajectory: Trajectory) -> dict[str, object]:
             "loss": episode.num_loss_tokens,
         },
         "turns": [
-            {"observation": t.observation, "action": t.action, "finish": t.finish_reason}
+            {
+                "observation": t.observation,
+                "action": t.action,
+                "finish": t.finish_reason,
+                "reasoning": t.reasoning,
+            }
             for t in trajectory.turns
         ],
     }
@@ -166,4 +177,5 @@ def _read_line(line: Mapping[str, Any]) -> Episode:
         num_prompt_tokens=tokens["prompt"],
         num_new_tokens=tokens["new"],
         num_loss_tokens=tokens["loss"],
+        rewards=line.get("rewards", {}),
     )

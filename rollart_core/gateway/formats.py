@@ -147,6 +147,8 @@ def chat_chunks(said: Said, tokenizer: ChatTokenizer) -> Iterator[dict[str, Any]
 
     ending = _ending(said, tokenizer)
     yield chunk({"role": "assistant", "content": ""})
+    if "reasoning_content" in said.message:
+        yield chunk({"reasoning_content": said.message["reasoning_content"]})
     if said.message["content"] or ending["logprobs"] or said.sampling_request.token_ids:
         more = {"token_ids": said.result.token_ids} if said.sampling_request.token_ids else {}
         yield chunk({"content": said.message["content"]}, logprobs=ending["logprobs"], **more)
@@ -202,8 +204,9 @@ def _message(message: object, name: str) -> Message:
         calls = message.get("tool_calls")
         if calls:
             read["tool_calls"] = _calls(calls, f"{name}.tool_calls")
-        if isinstance(message.get("reasoning_content"), str):
-            read["reasoning_content"] = message["reasoning_content"]
+        thought = message.get("reasoning_content", message.get("reasoning"))
+        if isinstance(thought, str) and thought:
+            read["reasoning_content"] = thought
     elif role == "tool":
         if not isinstance(message.get("tool_call_id"), str):
             raise bad_field(f"{name}.tool_call_id", "must be the id of the answered call")
@@ -442,10 +445,11 @@ def _item_events(index: int, item: dict[str, Any]) -> list[dict[str, Any]]:
         (part,) = item["content"]
         added["content"] = []
         at_part = {**at, "content_index": 0}
+        more: dict[str, Any] = {} if item["type"] == "reasoning" else {"logprobs": []}
         inner = [
             _event("content_part.added", at_part, part={**part, "text": ""}),
-            _event("output_text.delta", at_part, delta=part["text"], logprobs=[]),
-            _event("output_text.done", at_part, text=part["text"], logprobs=[]),
+            _event(f"{part['type']}.delta", at_part, delta=part["text"], **more),
+            _event(f"{part['type']}.done", at_part, text=part["text"], **more),
             _event("content_part.done", at_part, part=part),
         ]
     outer = {"output_index": index}
@@ -464,6 +468,9 @@ def _output(said: Said) -> list[dict[str, Any]]:
     message, turn = said.message, said.answer.turn
     calls = message.get("tool_calls", [])
     items: list[dict[str, Any]] = []
+    if thought := message.get("reasoning_content"):
+        parts = [{"type": "reasoning_text", "text": thought}]
+        items.append({"type": "reasoning", "id": f"rs_{turn}", "summary": [], "content": parts})
     if message["content"] or not calls:
         part = {"type": "output_text", "text": message["content"], "annotations": []}
         items.append(

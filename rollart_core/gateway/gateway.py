@@ -23,6 +23,7 @@ from rollart_core.errors import ConfigError
 from rollart_core.gateway.errors import episode_over, wrong_key
 from rollart_core.gateway.session import GatewaySession, GatewaySessionDependencies
 from rollart_core.gateway.transcript import Transcript
+from rollart_core.models.thinking import FOLLOWED, History
 from rollart_core.models.tokenizer import ChatTokenizer
 from rollart_core.rollout.episode import EpisodeLimits, Generator
 from rollart_core.rollout.threads import DaemonThreads
@@ -42,6 +43,8 @@ class GatewaySettings:
 
     max_context_tokens: int
     """Maximum number of tokens of a row, including the answer."""
+    history: History = FOLLOWED
+    """How earlier turns appear in later prompts."""
     seed: int = 0
     """Seed of the run. See :func:`rollart_core.types.sampling_key`."""
     model: str = "policy"
@@ -167,7 +170,9 @@ class Gateway:
 
     def _gateway_session(self, ticket: Ticket, limits: EpisodeLimits) -> GatewaySession:
         settings, tokenizer = self.settings, self.tokenizer
-        transcript = Transcript(tokenizer, max_context_tokens=settings.max_context_tokens)
+        transcript = Transcript(
+            tokenizer, max_context_tokens=settings.max_context_tokens, history=settings.history
+        )
         parts = GatewaySessionDependencies(
             engine=self._engine,
             transcript=transcript,

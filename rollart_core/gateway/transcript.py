@@ -27,6 +27,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rollart_core.contracts.inference import GenerateResult
+from rollart_core.models.chat_template import without_thought
+from rollart_core.models.thinking import FOLLOWED, History
 from rollart_core.models.tokenizer import ChatTokenizer
 from rollart_core.rollout.conversation import Conversation, Mark
 from rollart_core.types import Message, Sample, TokenSpan, ToolSpec
@@ -126,10 +128,13 @@ class Transcript:
     Args:
         tokenizer: The policy's tokenizer.
         max_context_tokens: Maximum number of tokens of a row.
+        history: How earlier turns appear in later prompts.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, *, max_context_tokens: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: ChatTokenizer, *, max_context_tokens: int, history: History = FOLLOWED
+    ) -> None:
+        self._tokenizer, self._history = tokenizer, history
         self._max_context_tokens = max_context_tokens
         self._roots: dict[str, _Node] = {}
         self._texts: list[_End] = []
@@ -198,7 +203,7 @@ class Transcript:
                 dropped.
         """
         assert ask.open, "recorded or dropped before"
-        result, cut = self._stopped(result, stop)
+        result, is_cut = self._stopped(result, stop)
         conversation, branch = ask.conversation, ask.branch
         try:
             text = conversation.record(result, turn=self.num_turns)
@@ -206,8 +211,9 @@ class Transcript:
             self.drop(ask)
             raise
         message = conversation.newest
-        if cut is not None:
-            text, message = cut, _before(message, cut, stop)
+        if is_cut:
+            text, message = _before(text, stop), Message(**message)
+            message["content"] = _before(message["content"], stop)
         before = branch.conversation
         if conversation.num_rows > before.num_rows > 0 and branch.newest is not None:
             branch.earlier[before.num_rows - 1] = before
@@ -240,7 +246,10 @@ class Transcript:
             conversation = ends[0].source().upto(ends[0].mark)
         else:
             conversation = Conversation(
-                self._tokenizer, max_context_tokens=self._max_context_tokens, tools=tools
+                self._tokenizer,
+                max_context_tokens=self._max_context_tokens,
+                tools=tools,
+                history=self._history,
             )
         return _Branch(-1, conversation), conversation.copy()
 
@@ -265,35 +274,29 @@ class Transcript:
             return
         node = ask.root
         for each in (*ask.messages[ask.num_known :], message):
-            node = node.children.setdefault(_key(each), _Node())
+            parent, node = node, node.children.setdefault(_key(each), _Node())
+            if "reasoning_content" in each:  # programs often send an answer without its reasoning
+                parent.children.setdefault(_key(without_thought(each)), node)
         branch.newest = _End(branch, branch.conversation.mark(), self.num_turns)
         node.ends.append(branch.newest)
 
-    def _stopped(
-        self, result: GenerateResult, stop: Sequence[str]
-    ) -> tuple[GenerateResult, str | None]:
-        """Return the result up to the first stop text, and the text before it. None if not cut."""
+    def _stopped(self, result: GenerateResult, stop: Sequence[str]) -> tuple[GenerateResult, bool]:
+        """Return the result up to the first stop text, and whether it was cut."""
         whole = self._tokenizer.decode(result.token_ids, skip_special_tokens=True) if stop else ""
         found = [text for text in stop if text in whole]
         if not found:
-            return result, None
+            return result, False
         low, high = 1, len(result.token_ids)
         while low < high:  # the fewest tokens whose text contains a stop text
             middle = (low + high) // 2
             text = self._tokenizer.decode(result.token_ids[:middle], skip_special_tokens=True)
             low, high = (low, middle) if any(s in text for s in found) else (middle + 1, high)
-        text = self._tokenizer.decode(result.token_ids[:low], skip_special_tokens=True)
-        at = min(text.find(s) for s in found if s in text)
-        return _cut(result, low), text[:at]
+        return _cut(result, low), True
 
 
-def _before(message: Message, text: str, stop: Sequence[str]) -> Message:
-    """Return a message whose text is cut before a stop text. Calls before it are kept."""
-    if "tool_calls" not in message:
-        return Message(role="assistant", content=text)
-    content = message["content"]
-    at = min((content.find(s) for s in stop if s in content), default=len(content))
-    return Message(role="assistant", content=content[:at], tool_calls=message["tool_calls"])
+def _before(text: str, stop: Sequence[str]) -> str:
+    """Return the text before the first stop text."""
+    return text[: min((text.find(s) for s in stop if s in text), default=len(text))]
 
 
 def _cut(result: GenerateResult, num_tokens: int) -> GenerateResult:
@@ -308,6 +311,7 @@ def _cut(result: GenerateResult, num_tokens: int) -> GenerateResult:
         token_ids=result.token_ids[:num_tokens],
         inference_logprobs=result.inference_logprobs[:num_tokens],
         spans=spans,
+        inserted=(min(result.inserted[0], num_tokens), min(result.inserted[1], num_tokens)),
         finish_reason="stop",
     )
 

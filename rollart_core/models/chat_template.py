@@ -15,7 +15,8 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from rollart_core.contracts.tool_format import ParsedMessage
-from rollart_core.types import Message, ToolSpec
+from rollart_core.errors import ConfigError, did_you_mean
+from rollart_core.types import FunctionCall, Message, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
     from jinja2 import nodes
@@ -30,6 +31,9 @@ _PLAIN_NODES = frozenset(
 )
 _PLAIN_NAMES = frozenset(["add_generation_prompt", "bos_token", "eos_token", "messages"])
 _PLAIN_FACTS = frozenset(["role", "content", "first", "last", "index", "index0", "length"])
+_GIVEN = frozenset(["add_generation_prompt", "documents", "messages", "tools"])
+_MARK = "zq7mark"
+"""Stands for a part of an action, to find where the template puts the end of the action."""
 
 PROBE: Final = "probe_tool"
 _TEXT: Final = {"type": "string"}
@@ -56,23 +60,34 @@ class ChatTemplate:
     Args:
         source: Jinja source, with the variables and filters of Hugging Face templates.
         special_tokens: Texts of ``bos_token``, ``eos_token`` and other special tokens.
+        kwargs: Values of the template's own variables, for every rendering.
 
     Raises:
         ValueError: If the source is not a valid Jinja template.
+        ConfigError: If the template has no variable of a name in ``kwargs``.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        kwargs: Mapping[str, object] | None = None,
+    ) -> None:
         from jinja2 import TemplateError
 
         environment = _environment()
         self.source = source
-        self._special_tokens = dict(special_tokens)
+        self._special_tokens, self._kwargs = dict(special_tokens), dict(kwargs or {})
         plain = _GENERATION_TAG.sub(_without_generation, source)
         try:
             self._template = environment.from_string(plain)
         except TemplateError as e:
             raise ValueError(f"the chat template is not a valid Jinja template: {e}") from e
-        self.is_plain = _is_plain(environment.parse(plain))
+        tree = environment.parse(plain)
+        self.variables = _own_variables(tree)
+        """Names of the variables that ``model.chat_template_kwargs`` may set."""
+        _check_names(self._kwargs, self.variables)
+        self.is_plain = _is_plain(tree)
         """Whether the template only copies the contents, so that the text around them depends only
         on the roles (derived from the syntax tree)."""
         self.write_calls: Callable[[ParsedMessage], str] | None = None
@@ -89,7 +104,7 @@ class ChatTemplate:
 
         Args:
             messages: The conversation. Arguments of tool calls are text, as in the API. The
-                template receives them as objects, as templates expect.
+                template receives them as objects, and reasoning under each name that templates use.
             add_generation_prompt: Whether to append the start of the policy's next message.
             tools: The tools that the policy may call. A template without tool support omits them.
 
@@ -106,6 +121,7 @@ class ChatTemplate:
                     add_generation_prompt=add_generation_prompt,
                     tools=list(tools) if tools else None,
                     documents=None,
+                    **self._kwargs,
                     **self._special_tokens,
                 )
             except (TemplateError, TypeError, ValueError) as e:
@@ -114,13 +130,15 @@ class ChatTemplate:
 
     def _forms(self, messages: Sequence[Message]) -> list[list[Any]]:
         """Return the messages for the template: with arguments as objects, then as text."""
-        called = [bool(message.get("tool_calls")) for message in messages]
-        if not any(called):
-            return [list(messages)]
-        if self.write_calls is not None:
+        shown = [_for_template(m) if len(m) > 2 else m for m in messages]
+        called = [m for m in messages if m.get("tool_calls")]
+        if called and self.write_calls is not None:
             return [[_as_text(m, self.write_calls) if m.get("tool_calls") else m for m in messages]]
-        objects = [_for_template(m) if m.get("tool_calls") else m for m in messages]
-        return [objects, list(messages)]
+        return [shown, [{**m, **_names(m)} for m in messages]] if called else [shown]
+
+    def with_kwargs(self, kwargs: Mapping[str, object]) -> ChatTemplate:
+        """Return the template with further values of its variables."""
+        return ChatTemplate(self.source, self._special_tokens, {**self._kwargs, **kwargs})
 
     @cached_property
     def shows_tools(self) -> bool:
@@ -137,19 +155,23 @@ class ChatTemplate:
         action_index: int,
         *,
         tools: Sequence[ToolSpec] | None = None,
-        stop_text: str = "",
+        stop_texts: Sequence[str] = (),
+        keeps: bool = False,
     ) -> tuple[str, str] | None:
         """Return the text after the action when later messages and a generation prompt are added.
 
         Args:
             prompt: The rendering of ``messages[:action_index]`` with a generation prompt; ignored
-                (and returned empty) if the template :attr:`is_plain`.
+                (and returned empty) if the template :attr:`is_plain`, ignored if ``keeps``.
             messages: The whole conversation.
             action_index: Index of the policy's newest action. It is the generated text, or has
-                ``tool_calls``, which a template may render in a different way.
+                ``reasoning_content`` or ``tool_calls``, which a template may render in a different
+                way.
             tools: The tools that the policy may call.
-            stop_text: The token that ends a message of the policy. If set, it marks the end of an
-                action that the template renders in a different way.
+            stop_texts: The tokens that end a message of the policy. They mark the end of an action
+                with tool calls.
+            keeps: Whether earlier thoughts stay in the prompt. Then all messages are compared
+                without them, and a template that drops thoughts only appends.
 
         Returns:
             The text after the action, and the new prompt. None if the template does not only append
@@ -158,30 +180,62 @@ class ChatTemplate:
         Raises:
             TemplateRefusal: If the template rejects the messages.
         """
-        action = messages[action_index]["content"]
         if self.is_plain:
-            pieces = self._pieces_after(tuple(m["role"] for m in messages), action_index)
-            if pieces is None:
-                return None
-            text = pieces[0] + "".join(
-                m["content"] + piece
-                for m, piece in zip(messages[action_index + 1 :], pieces[1:], strict=True)
-            )
-            return text, ""
+            return self._plain_continuation(messages, action_index)
+        if keeps:
+            messages = [without_thought(m) for m in messages]
+            prompt = self.render(messages[:action_index], tools=tools)
         after = self.render(messages, add_generation_prompt=True, tools=tools)
         if not after.startswith(prompt):
             return None
-        message = messages[action_index]
-        if "tool_calls" not in message:
-            for content in (action, action.strip()):
+        action = messages[action_index]
+        if len(action) == 2 and not keeps:
+            for content in (action["content"], action["content"].strip()):
                 if after.startswith(content, len(prompt)):
                     return after[len(prompt) + len(content) :], after
-        if stop_text:
-            upto = self.render(messages[: action_index + 1], tools=tools)
-            end = upto.rfind(stop_text, len(prompt))
-            if end >= 0 and after.startswith(upto) and action.strip() in upto[len(prompt) : end]:
-                return after[end:], after
-        return None
+        tail = self._tail(messages, action_index, tools, stop_texts)
+        if tail is None or not after.endswith(tail):
+            return None
+        shown = after[len(prompt) : len(after) - len(tail)]
+        parts = (action["content"], action.get("reasoning_content", ""))
+        return (tail, after) if all(part.strip() in shown for part in parts) else None
+
+    def _tail(
+        self,
+        messages: Sequence[Message],
+        action_index: int,
+        tools: Sequence[ToolSpec] | None,
+        stop_texts: Sequence[str],
+    ) -> str | None:
+        """Return the text after the action: a mark replaces its content, or the names it calls."""
+        action = messages[action_index]
+        marked, calls = Message(**action), action.get("tool_calls", ())
+        names = {f"{_MARK}{i}q": call["function"]["name"] for i, call in enumerate(calls)}
+        if calls:
+            blank = [FunctionCall(name=name, arguments="{}") for name in names]
+            pairs = zip(calls, blank, strict=True)
+            marked["tool_calls"] = [ToolCall(**{**call, "function": b}) for call, b in pairs]
+        else:
+            marked["content"] = _MARK
+        around = (*messages[:action_index], marked, *messages[action_index + 1 :])
+        text = self.render(around, add_generation_prompt=True, tools=tools)
+        at = text.find(_MARK)
+        if at < 0 or not calls:
+            return None if text.count(_MARK) != 1 else text[at + len(_MARK) :]
+        ends = [end for stop in stop_texts if (end := text.find(stop, at)) >= 0]
+        tail = text[min(ends) :] if ends else None
+        for mark, name in names.items():  # tool messages may repeat the names of calls
+            tail = tail and tail.replace(mark, name)
+        return tail
+
+    def _plain_continuation(
+        self, messages: Sequence[Message], action_index: int
+    ) -> tuple[str, str] | None:
+        pieces = self._pieces_after(tuple(m["role"] for m in messages), action_index)
+        if pieces is None:
+            return None
+        later = zip(messages[action_index + 1 :], pieces[1:], strict=True)
+        return pieces[0] + "".join(m["content"] + piece for m, piece in later), ""
 
     def _find_pieces_after(self, roles: tuple[str, ...], action_index: int) -> list[str] | None:
         """Return the texts between the contents after the action. None if not appended."""
@@ -221,15 +275,63 @@ def fold(messages: Sequence[Message]) -> list[Message]:
     return folded
 
 
+def with_thought(message: Message, thought: str) -> Message:
+    """Return the policy's message with its reasoning, if there is any."""
+    return Message(**message, reasoning_content=thought) if thought else message
+
+
+def without_thought(message: Message) -> Message:
+    """Return a message without its reasoning."""
+    message = Message(**message)
+    message.pop("reasoning_content", None)
+    return message
+
+
 def _for_template(message: Message) -> dict[str, object]:
-    """Return the message with the arguments of its calls as objects, if they are JSON."""
+    """Return the message as templates expect it: the arguments of its calls are objects."""
     calls = []
-    for call in message["tool_calls"]:
+    for call in message.get("tool_calls", ()):
         arguments: object = call["function"]["arguments"]
         with contextlib.suppress(ValueError, TypeError):
             arguments = json.loads(str(arguments))
         calls.append({**call, "function": {**call["function"], "arguments": arguments}})
-    return {**message, "tool_calls": calls}
+    return {**message, **_names(message), **({"tool_calls": calls} if calls else {})}
+
+
+def _names(message: Message) -> dict[str, object]:
+    """Return the reasoning of a message under the other names that templates use."""
+    thought = message.get("reasoning_content")
+    return {} if thought is None else {"reasoning": thought, "thinking": thought}
+
+
+def _own_variables(tree: nodes.Template) -> tuple[str, ...]:
+    """Return the variables that the template reads, except those that it sets before."""
+    from jinja2 import meta, nodes
+
+    stored: dict[str, int] = {}
+    for node in tree.find_all(nodes.Name):
+        if node.ctx == "store":
+            stored[node.name] = min(node.lineno, stored.get(node.name, node.lineno))
+    tests: list[nodes.Node] = [n.node for n in tree.find_all(nodes.Test) if n.name == "defined"]
+    tests += [n.node for n in tree.find_all(nodes.Filter) if n.name == "default" and n.node]
+    optional = {
+        node.name
+        for node in tests
+        if isinstance(node, nodes.Name) and node.lineno <= stored.get(node.name, node.lineno)
+    }
+    free = meta.find_undeclared_variables(tree) - set(_environment().globals) - _GIVEN
+    found = (n for n in free if n not in stored or n in optional)
+    return tuple(sorted(n for n in found if not n.endswith("_token")))
+
+
+def _check_names(kwargs: Mapping[str, object], variables: tuple[str, ...]) -> None:
+    for name in kwargs:
+        if name not in variables:
+            has = f"its variables are {', '.join(variables)}" if variables else "it has none"
+            raise ConfigError(
+                f"model.chat_template_kwargs: the chat template of this model has no variable "
+                f"{name!r}; {has}.{did_you_mean(name, variables)}"
+            )
 
 
 def _as_text(message: Message, write: Callable[[ParsedMessage], str]) -> Message:
@@ -241,7 +343,10 @@ def _as_text(message: Message, write: Callable[[ParsedMessage], str]) -> Message
 
 def _is_plain(tree: nodes.Template) -> bool:
     """Return whether the text around the contents depends only on the roles."""
-    targets = {node.target.name for node in _find(tree, "For") if hasattr(node.target, "name")}
+    from jinja2 import nodes
+
+    loops = tree.find_all(nodes.For)
+    targets = {node.target.name for node in loops if isinstance(node.target, nodes.Name)}
     return all(
         type(node).__name__ in _PLAIN_NODES and _is_plain_use(node, parents, targets)
         for node, parents in _walk(tree, ())
@@ -276,10 +381,6 @@ def _walk(
     yield node, parents
     for child in node.iter_child_nodes():
         yield from _walk(child, (*parents, type(node).__name__))
-
-
-def _find(tree: nodes.Template, kind: str) -> Iterator[nodes.For]:
-    return (node for node, _ in _walk(tree, ()) if type(node).__name__ == kind)  # type: ignore[misc]
 
 
 def _without_generation(tag: re.Match[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -19,9 +19,11 @@ from rollart_core.config.validation.consistency import model_path_fault
 from rollart_core.contracts.tool_format import ToolFormat
 from rollart_core.errors import ConfigError, first_line
 from rollart_core.models.chat_template import ChatTemplate, TemplateRefusal
+from rollart_core.models.thinking import Thinking, find_thinking
 from rollart_core.models.tool_calls import detect_tool_format
 from rollart_core.types import Message, ToolSpec
 
+_NO_THOUGHT = "zq0nothing"
 _CACHED_CHARS = 8192
 """Longer texts are not cached: they are rare, and thousands of them would be too large."""
 
@@ -88,9 +90,14 @@ class ChatTokenizer:
         return tuple(dict.fromkeys([*self._own_stops, *more]))
 
     @cached_property
-    def stop_text(self) -> str:
-        """The token that ends a message of the policy, as text."""
-        return self.decode(self.stop_token_ids[:1])
+    def stop_texts(self) -> tuple[str, ...]:
+        """The tokens that end a turn of the policy, as text."""
+        return tuple(self.decode([stop]) for stop in self.stop_token_ids)
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """How the policy writes thoughts; None if its template knows none."""
+        return find_thinking(self.template)
 
     def render(
         self,
@@ -108,18 +115,26 @@ class ChatTokenizer:
     def write(self, message: Message) -> str:
         """Return a message of the policy as the policy writes it, without the end token.
 
+        If the prompt opens a thought and the message has none, the text begins with the end of an
+        empty thought.
+
         Raises:
             TemplateRefusal: If the chat template rejects the message.
         """
-        if not (message.get("tool_calls") or message.get("reasoning_content")):
-            return message["content"]
+        thinking, thought = self.thinking, message.get("reasoning_content")
+        opened = thinking is not None and thinking.state == "opened" and not thought
+        if not message.get("tool_calls") and not thought:
+            return (thinking.closing.lstrip() if thinking and opened else "") + message["content"]
+        if opened:
+            filled = Message(**{**message, "reasoning_content": _NO_THOUGHT})
+            return self.write(filled).partition(_NO_THOUGHT)[2].lstrip("\n")
         asked = Message(role="user", content="?")
         prompt = self.render([asked], add_generation_prompt=True)
         whole = self.render([asked, message])
-        end = whole.rfind(self.stop_text)
-        if not whole.startswith(prompt) or end < len(prompt):
+        if not whole.startswith(prompt):
             raise TemplateRefusal("the template does not put the policy's message after the prompt")
-        return whole[len(prompt) : end]
+        end = max(whole.rfind(stop) for stop in self.stop_texts)
+        return whole[len(prompt) : end if end > len(prompt) else len(whole)]
 
     def _encode_tuple(self, text: str) -> tuple[int, ...]:
         return tuple(self._encode(text))
@@ -171,18 +186,22 @@ class PieceEncoder:
         return token_ids
 
 
-def load_tokenizer(path: str | Path) -> ChatTokenizer:
+def load_tokenizer(
+    path: str | Path, template_kwargs: Mapping[str, object] | None = None
+) -> ChatTokenizer:
     """Load a tokenizer with its chat template.
 
     Args:
         path: A model folder, or a hub id such as ``Qwen/Qwen3-0.6B``.
+        template_kwargs: Values of the template's own variables (``model.chat_template_kwargs``).
 
     Raises:
-        ConfigError: If there is no tokenizer, or it has no chat template.
+        ConfigError: If there is no tokenizer, it has no chat template, or the template has no
+            variable of such a name.
     """
-    folder = Path(path)
+    folder, kwargs = Path(path), dict(template_kwargs or {})
     if (folder / "tokenizer.json").is_file():
-        return _from_folder(folder)
+        return _from_folder(folder, kwargs)
     if folder.exists() and not (folder / "tokenizer_config.json").is_file():
         raise ConfigError(
             f"model.path: {str(path)!r} is not a model folder: it has neither tokenizer.json "
@@ -190,7 +209,20 @@ def load_tokenizer(path: str | Path) -> ChatTokenizer:
         )
     if not folder.exists() and (fault := model_path_fault(str(path))):
         raise ConfigError(f"model.path: {fault}")
-    return _from_transformers(str(path))
+    return _from_transformers(str(path), kwargs)
+
+
+def read_template(
+    folder: Path, template_kwargs: Mapping[str, object] | None = None
+) -> ChatTemplate | None:
+    """Return the chat template in a model folder, without its tokenizer; None if it has none.
+
+    Raises:
+        ConfigError: As :func:`load_tokenizer`.
+    """
+    config = _read_json(folder / "tokenizer_config.json")
+    source, specials = _template_source(folder, config), _special_texts(config)
+    return _template(source, specials, str(folder), template_kwargs or {}) if source else None
 
 
 def byte_tokenizer() -> ChatTokenizer:
@@ -202,7 +234,7 @@ def byte_tokenizer() -> ChatTokenizer:
     return _from_backend(backend, settings, "bytes")
 
 
-def _from_folder(folder: Path) -> ChatTokenizer:
+def _from_folder(folder: Path, kwargs: Mapping[str, object]) -> ChatTokenizer:
     from tokenizers import Tokenizer
 
     config = _read_json(folder / "tokenizer_config.json")
@@ -210,22 +242,28 @@ def _from_folder(folder: Path) -> ChatTokenizer:
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as e:  # tokenizers raises plain Exception
         raise ConfigError(f"model.path: {folder / 'tokenizer.json'}: {first_line(str(e))}") from e
+    source, specials = _template_source(folder, config), _special_texts(config)
+    generation = _read_json(folder / "generation_config.json")
+    pieces = config.get("rollart_ascii_pieces")
+    settings = _Settings(source, specials, generation.get("eos_token_id"), pieces, kwargs)
+    return _from_backend(backend, settings, str(folder))
+
+
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
     jinja = folder / "chat_template.jinja"
-    source = (
-        jinja.read_text() if jinja.is_file() else _default_template(config.get("chat_template"))
-    )
-    specials = {
+    return jinja.read_text() if jinja.is_file() else _default_template(config.get("chat_template"))
+
+
+def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens of a tokenizer's config by name."""
+    return {
         key: token["content"] if isinstance(token, dict) else token
         for key, token in config.items()
         if key.endswith("_token") and isinstance(token, str | dict)
     }
-    generation = _read_json(folder / "generation_config.json")
-    pieces = config.get("rollart_ascii_pieces")
-    settings = _Settings(source, specials, generation.get("eos_token_id"), pieces)
-    return _from_backend(backend, settings, str(folder))
 
 
-def _from_transformers(path: str) -> ChatTokenizer:
+def _from_transformers(path: str, kwargs: Mapping[str, object]) -> ChatTokenizer:
     trouble = "" if Path(path).exists() else _hub_trouble(path)
     from transformers import AutoTokenizer, GenerationConfig
 
@@ -242,14 +280,15 @@ def _from_transformers(path: str) -> ChatTokenizer:
     specials = {k: str(v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}
     source = _default_template(tokenizer.chat_template)
     if getattr(tokenizer, "is_fast", False):
-        return _from_backend(tokenizer.backend_tokenizer, _Settings(source, specials, eos), path)
+        settings = _Settings(source, specials, eos, template_kwargs=kwargs)
+        return _from_backend(tokenizer.backend_tokenizer, settings, path)
     own = tokenizer.eos_token_id
     vocab = json.dumps(tokenizer.get_vocab(), sort_keys=True)
     return ChatTokenizer(
         TokenizerComponents(
             encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
             decode=lambda ids, skip: str(tokenizer.decode(list(ids), skip_special_tokens=skip)),
-            template=_template(source, specials, path),
+            template=_template(source, specials, path, kwargs),
             stop_token_ids=_stop_token_ids(own, eos, path),
             vocab_size=len(tokenizer),
             fingerprint=_fingerprint(vocab, source or ""),
@@ -281,6 +320,7 @@ class _Settings:
     eos_token_id: object
     """From the generation config: an id, a list of ids, or None."""
     ascii_pieces: str | None = None
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
 
 
 def _from_backend(backend: Any, settings: _Settings, path: str) -> ChatTokenizer:
@@ -299,7 +339,7 @@ def _from_backend(backend: Any, settings: _Settings, path: str) -> ChatTokenizer
         TokenizerComponents(
             encode=fast,
             decode=lambda ids, skip: str(backend.decode(ids, skip_special_tokens=skip)),
-            template=_template(source, specials, path),
+            template=_template(source, specials, path, settings.template_kwargs),
             stop_token_ids=_stop_token_ids(own, settings.eos_token_id, path),
             vocab_size=backend.get_vocab_size(with_added_tokens=True),
             fingerprint=_fingerprint(backend.to_str(), source or ""),
@@ -307,14 +347,18 @@ def _from_backend(backend: Any, settings: _Settings, path: str) -> ChatTokenizer
     )
 
 
-def _template(source: str | None, specials: Mapping[str, str], path: str) -> ChatTemplate:
+def _template(
+    source: str | None, specials: Mapping[str, str], path: str, kwargs: Mapping[str, object]
+) -> ChatTemplate:
     if not source:
         raise ConfigError(
             f"model.path: the tokenizer at {path!r} has no chat template; "
             "add a chat_template.jinja to its folder"
         )
     try:
-        return ChatTemplate(source, specials)
+        return ChatTemplate(source, specials, kwargs)
+    except ConfigError:
+        raise
     except ValueError as e:
         raise ConfigError(f"model.path: {path}: {first_line(str(e))}") from e
 

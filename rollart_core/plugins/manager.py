@@ -166,7 +166,7 @@ _log = logging.getLogger(__name__)
 
 RESERVED_COMMANDS: Final = frozenset(
     """run sft eval list info play new-env new-reward new-algorithm new-mapper check registry plan
-    simulate audit view
+    simulate audit view replay rescore doctor
     build sandbox model plot export scale bench diagnose""".split()  # noqa: SIM905 - one word a command
 )
 """Command names that are reserved for RollArt."""

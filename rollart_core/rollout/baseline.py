@@ -26,7 +26,7 @@ from rollart_core.rollout.env_pool import EnvEpisode
 from rollart_core.rollout.random_player import random_words
 from rollart_core.rollout.tool_turn import expert_turn
 from rollart_core.rollout.tools.action import ToolAction
-from rollart_core.types import TokenSpan
+from rollart_core.types import Message, TokenSpan
 
 BaselineName = Literal["oracle", "noop", "random"]
 BASELINES: tuple[BaselineName, ...] = get_args(BaselineName)
@@ -134,7 +134,7 @@ class Expert:
         action = await episode.oracle()
         if action is None:
             raise _no_use("the oracle has no action for this state")
-        text = self._written(action) if self._calls_tools else action
+        text = self._written(action)
         token_ids = [*self._tokenizer.encode(text), self._tokenizer.stop_token_ids[0]]
         if len(token_ids) > request.max_new_tokens:
             raise ContextOverflow(
@@ -146,7 +146,9 @@ class Expert:
 
     def _written(self, action: str) -> str:
         """Return an action with tool calls in the policy's format."""
-        message, _ = expert_turn(ToolAction.read(action))
+        message = Message(role="assistant", content=action)
+        if self._calls_tools:
+            message, _ = expert_turn(ToolAction.read(action))
         try:
             return self._tokenizer.write(message)
         except TemplateRefusal as e:

@@ -26,7 +26,8 @@ import numpy as np
 from rollart_core.contracts.inference import GenerateResult
 from rollart_core.contracts.tool_format import ParsedMessage
 from rollart_core.errors import EnvironmentFailure, InferenceFailure, first_line
-from rollart_core.models.chat_template import TemplateRefusal, fold
+from rollart_core.models.chat_template import TemplateRefusal, fold, with_thought
+from rollart_core.models.thinking import FOLLOWED, History
 from rollart_core.models.tokenizer import ChatTokenizer
 from rollart_core.models.tool_calls import as_called, parse_message
 from rollart_core.types import Message, Observation, Sample, ToolSpec
@@ -63,12 +64,14 @@ class Conversation:
         max_context_tokens: Maximum length of a row; :meth:`turn_limit` enforces it.
         tools: The tools that the policy may call; see also :meth:`offer`. A template that cannot
             render tools leaves them out.
+        history: How earlier turns appear in later prompts.
     """
 
     __slots__ = (
         "_action_index",
         "_as_calls",
         "_called",
+        "_history",
         "_max_context_tokens",
         "_messages",
         "_num_foreign",
@@ -77,6 +80,7 @@ class Conversation:
         "_row",
         "_sampled",
         "_samples",
+        "_thinking",
         "_tokenizer",
         "_tools",
         "_turn",
@@ -89,8 +93,11 @@ class Conversation:
         *,
         max_context_tokens: int,
         tools: Sequence[ToolSpec] | None = None,
+        history: History = FOLLOWED,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._history = tokenizer, history
+        self._thinking = tokenizer.thinking
+        """How the policy writes thoughts; None if it does not, and for raw completions."""
         self._tools = tuple(tools or ())
         self._max_context_tokens = max_context_tokens
         self._messages: list[Message] = []
@@ -144,13 +151,15 @@ class Conversation:
         """Add an observation.
 
         Args:
-            observation: Text (one user message), or chat messages.
+            observation: Text (one message, after the first action with the role of the history),
+                or chat messages.
 
         Raises:
             EnvironmentFailure: If the chat template refuses the messages, also folded.
         """
         if isinstance(observation, str):
-            observation = [Message(role="user", content=observation)]
+            role = self._history.observation_role if self._turn else "user"
+            observation = [Message(role=role, content=observation)]
         messages = [*self._messages, *observation]
         try:
             self._show(messages)
@@ -163,7 +172,7 @@ class Conversation:
 
     def show_tokens(self, token_ids: Sequence[int]) -> None:
         """Add tokens unchanged, without the chat template (raw completions)."""
-        self._num_rows = max(1, self._num_rows)
+        self._thinking, self._num_rows = None, max(1, self._num_rows)
         self._row.extend(token_ids)
         self._action_index = None
 
@@ -175,7 +184,7 @@ class Conversation:
             turn: The number of the turn, if several conversations form one episode.
 
         Returns:
-            The action: the text without the stop token and other special tokens.
+            The action: the text without its thought, the stop token and other special tokens.
 
         Raises:
             InferenceFailure: If logprobs or spans do not cover the tokens.
@@ -186,27 +195,36 @@ class Conversation:
         self._row.extend(result.token_ids)
         ids = result.token_ids
         ids = ids[:-1] if ids and ids[-1] in self._tokenizer.stop_token_ids else ids
-        action = self._taken_apart(ids)
+        thought, action = self._taken_apart(ids)
         self._turn += 1
         self._action_index = len(self._messages)
-        self._messages.append(Message(role="assistant", content=action))
+        self._messages.append(with_thought(Message(role="assistant", content=action), thought))
         if self._called is not None:
             self._as_calls[id(self._messages[-1])] = (self._messages[-1], self._called)
         return action
 
-    def _taken_apart(self, token_ids: Sequence[int]) -> str:
-        """Parse the calls; return the text, with special tokens only if they mark calls."""
-        action = self._tokenizer.decode(token_ids, skip_special_tokens=True)
-        tool_format = self._tokenizer.tool_format if self._tools else None
-        if tool_format is not None:
-            whole = self._tokenizer.decode(token_ids)
-            if any(whole.count(mark) > action.count(mark) for mark in tool_format.marks):
-                action = whole
+    def _taken_apart(self, token_ids: Sequence[int]) -> tuple[str, str]:
+        """Parse thought and calls; return the thought and the action.
+
+        The action has special tokens only if they mark calls.
+        """
+        tokenizer, tool_format = self._tokenizer, self._tokenizer.tool_format
+        text = tokenizer.decode(token_ids)
+        plain = tokenizer.decode(token_ids, skip_special_tokens=True)
+        thinking = self._thinking
+        thought, action = thinking.split(text) if thinking else ("", text)
+        if self._tools and tool_format is not None:
+            if all(text.count(mark) <= plain.count(mark) for mark in tool_format.marks):
+                text = plain
             self.parsed = parse_message(
-                action, tool_format, turn=self._turn, tools=self._tools, prompt=self._prompt
+                text, tool_format, turn=self._turn, tools=self._tools, prompt=self._prompt
             )
             self._called = as_called(self.parsed, self._turn)
-        return action
+            thought = self.parsed.reasoning
+            return thought, thinking.split(text)[1] if thinking else text
+        if action == text:
+            return thought, plain
+        return thought, tokenizer.decode(tokenizer.encode(action), skip_special_tokens=True)
 
     def samples(self) -> tuple[Sample, ...]:
         """Return a sample of each row with sampled tokens, cut after its last sampled token."""
@@ -328,7 +346,8 @@ class Conversation:
             messages,
             self._action_index,
             tools=self._tools,
-            stop_text=self._tokenizer.stop_text if self._tools else "",
+            stop_texts=self._tokenizer.stop_texts,
+            keeps=self._history.keeps_thinking,
         )
         if extension is None:
             return False
@@ -378,6 +397,9 @@ def _mark(sample: Sample, sampled: _Sampled) -> None:
     sample.turn_ids[start:stop] = sampled.turn
     for span in result.spans:
         sample.policy_versions[start + span.start : start + span.stop] = span.policy_version
+    inserted = slice(*(start + at for at in result.inserted))
+    sample.loss_mask[inserted] = False
+    sample.turn_ids[inserted] = sample.policy_versions[inserted] = -1
 
 
 def _check(result: GenerateResult) -> None:

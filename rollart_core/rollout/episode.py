@@ -23,6 +23,8 @@ from rollart_core.errors import (
     InferenceFailure,
     boundary,
 )
+from rollart_core.models.thinking import Thinking
+from rollart_core.models.tokenizer import ChatTokenizer
 from rollart_core.rollout.env_answers import Observed, return_problem
 from rollart_core.rollout.env_pool import EnvEpisode, EnvPool, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef
@@ -36,6 +38,7 @@ from rollart_core.types import (
     Observation,
     Sample,
     Ticket,
+    TokenSpan,
     ToolSpec,
     Trajectory,
     Turn,
@@ -51,6 +54,74 @@ class Generator(Protocol):
 
     async def release(self, session_id: str) -> None:
         """Forget a session."""
+
+
+class ThoughtLimit:
+    """Generates turns whose thoughts have at most ``limit`` tokens, with any engine.
+
+        prompt -> thought, up to the limit -> its end mark, not sampled -> answer, in the same turn
+
+    A turn whose thought ends by itself is not changed.
+
+    Args:
+        engine: Generates the tokens.
+        tokenizer: The policy's tokenizer.
+        thinking: How the policy writes thoughts.
+        limit: Maximum number of tokens of a thought.
+    """
+
+    def __init__(
+        self, engine: Generator, tokenizer: ChatTokenizer, thinking: Thinking, limit: int
+    ) -> None:
+        self._engine, self._tokenizer = engine, tokenizer
+        self._thinking, self._limit = thinking, limit
+        self._end = tokenizer.encode(thinking.closing)
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Generate one turn; end its thought at the limit."""
+        most = min(self._limit, request.max_new_tokens)
+        begun = await self._engine.generate(replace(request, max_new_tokens=most))
+        if begun.finish_reason != "length":
+            return begun
+        is_open = self._thinking.is_open(self._tokenizer.decode(begun.token_ids))
+        end = self._end if is_open else []
+        rest = request.max_new_tokens - len(begun.token_ids) - len(end)
+        if rest < 1:
+            return begun
+        answer = await self._engine.generate(
+            replace(
+                request,
+                request_id=f"{request.request_id}+answer",
+                token_ids=[*request.token_ids, *begun.token_ids, *end],
+                max_new_tokens=rest,
+                sampling_key=sampling_key(request.sampling_key, "answer", 0),
+            )
+        )
+        return _joined(begun, end, answer)
+
+    async def release(self, session_id: str) -> None:
+        """Forget a session."""
+        await self._engine.release(session_id)
+
+
+def _joined(begun: GenerateResult, end: list[int], answer: GenerateResult) -> GenerateResult:
+    """Return both results and the end mark between them as one result."""
+    start = len(begun.token_ids)
+    stop = start + len(end)
+    last = begun.spans[-1]
+    later = [TokenSpan(s.start + stop, s.stop + stop, s.policy_version, s.kv) for s in answer.spans]
+    return replace(
+        answer,
+        token_ids=[*begun.token_ids, *end, *answer.token_ids],
+        inference_logprobs=[
+            *begun.inference_logprobs,
+            *(0.0 for _ in end),
+            *answer.inference_logprobs,
+        ],
+        spans=(*begun.spans[:-1], replace(last, stop=stop), *later),
+        num_cached_tokens=begun.num_cached_tokens,
+        inserted=(start, stop),
+    )
 
 
 class Dialogue(Protocol):
@@ -303,6 +374,7 @@ def _generate_request(
         env_id=ticket.task.env_id,
         messages=conversation.messages if isinstance(conversation, TextConversation) else None,
         tools=conversation.tools if isinstance(conversation, TextConversation) else (),
+        template_kwargs=getattr(conversation, "template_kwargs", {}),
     )
 
 

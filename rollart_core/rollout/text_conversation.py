@@ -6,21 +6,33 @@ Never: contains tokens, so it cannot be used for training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from rollart_core.config.run import Rollout
 from rollart_core.contracts.inference import GenerateResult
 from rollart_core.contracts.tool_format import ParsedMessage
 from rollart_core.errors import InferenceFailure
+from rollart_core.models.chat_template import with_thought, without_thought
 from rollart_core.models.tool_calls import as_called, checked_calls
 from rollart_core.types import Message, Observation, Sample, ToolSpec
 
 
 class TextConversation:
-    """The messages of one episode; see the module docstring."""
+    """The messages of one episode; see the module docstring.
 
-    __slots__ = ("_messages", "_num_turns", "parsed", "tools")
+    Args:
+        rollout: Its options for observations and thoughts apply; None: the defaults.
+        template_kwargs: Values of variables of the server's chat template.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_messages", "_num_turns", "_rollout", "parsed", "template_kwargs", "tools")
+
+    def __init__(
+        self, rollout: Rollout | None = None, template_kwargs: Mapping[str, object] | None = None
+    ) -> None:
+        self._rollout = rollout or Rollout()
+        self.template_kwargs = template_kwargs or {}
+        """Values of variables of the server's chat template."""
         self._messages: list[Message] = []
         self._num_turns = 0
         self.tools: tuple[ToolSpec, ...] = ()
@@ -44,8 +56,12 @@ class TextConversation:
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The whole conversation so far, which is sent to the engine."""
-        return tuple(self._messages)
+        """The whole conversation so far, which is sent to the engine.
+
+        Thoughts are part of it only with ``rollout.keep_thinking: true``.
+        """
+        keeps = self._rollout.keep_thinking
+        return tuple(m if keeps else without_thought(m) for m in self._messages)
 
     def turn_limit(self, max_new_tokens: int) -> int:
         """Return the token limit of the next turn; the server enforces its context length."""
@@ -54,7 +70,8 @@ class TextConversation:
     def observe(self, observation: Observation) -> None:
         """Add an observation: text (one user message), or chat messages."""
         if isinstance(observation, str):
-            observation = [Message(role="user", content=observation)]
+            is_tool = self._num_turns and self._rollout.observation_role == "tool"
+            observation = [Message(role="tool" if is_tool else "user", content=observation)]
         self._messages += observation
 
     def record(self, result: GenerateResult) -> str:
@@ -71,7 +88,8 @@ class TextConversation:
         if self.tools:
             self.parsed = checked_calls(said, result.text.tool_calls)
             called = as_called(self.parsed, self._num_turns)
-        self._messages.append(called or Message(role="assistant", content=said))
+        answer = called or Message(role="assistant", content=said)
+        self._messages.append(with_thought(answer, result.text.reasoning))
         self._num_turns += 1
         if called is None:
             return said

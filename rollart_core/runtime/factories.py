@@ -29,10 +29,12 @@ from rollart_core.types import Sample, Task
 
 if TYPE_CHECKING:
     from rollart_core.config.model import NewModel
+    from rollart_core.config.run import RunConfig
     from rollart_core.config.run import Trainer as TrainerConfig
     from rollart_core.contracts.algorithm import Algorithm
     from rollart_core.contracts.inference import InferenceEngine
     from rollart_core.contracts.weights import WeightChannel
+    from rollart_core.models.thinking import History
     from rollart_core.models.tokenizer import ChatTokenizer
     from rollart_core.training.trainer import Trainer
 
@@ -284,24 +286,22 @@ def _up_to(num_chars: int, texts: Iterable[str]) -> Iterator[str]:
 class Demonstrator:
     """Produces demonstrations with the environments' oracles, new ones on each call."""
 
-    def __init__(
-        self, envs: Sequence[EnvTasks], tokenizer_path: str, max_context_tokens: int, seed: int
-    ) -> None:
+    def __init__(self, envs: Sequence[EnvTasks], tokenizer_path: str, config: RunConfig) -> None:
         """Start at the first task; after the last task, start over.
 
         Args:
             envs: The tasks to demonstrate; environments alternate in proportion to their number
                 of tasks.
             tokenizer_path: The path of the tokenizer.
-            max_context_tokens: The maximum length of a row.
-            seed: The seed of the run.
+            config: The config of the run.
         """
-        from rollart_core.models.tokenizer import load_tokenizer
+        from rollart_core.models.run_template import run_tokenizer
         from rollart_core.scheduling.task_mix import turns
 
-        tokenizer = load_tokenizer(tokenizer_path)
-        self._turns = turns([len(one.tasks) for one in envs], seed)
-        self._samples = [_demonstrated(one, tokenizer, max_context_tokens) for one in envs]
+        tokenizer, history = run_tokenizer(tokenizer_path, config)
+        most = config.rollout.max_context_tokens
+        self._turns = turns([len(one.tasks) for one in envs], config.seed)
+        self._samples = [_demonstrated(one, tokenizer, history, most) for one in envs]
 
     def take(self, n: int) -> list[Sample]:
         """Return the next ``n`` demonstrations."""
@@ -309,7 +309,10 @@ class Demonstrator:
 
 
 def _demonstrated(
-    one: EnvTasks, tokenizer: ChatTokenizer, max_context_tokens: int
+    one: EnvTasks,
+    tokenizer: ChatTokenizer,
+    history: History,
+    max_context_tokens: int,
 ) -> Iterator[Sample]:
     from rollart_core.training.warm_start import demonstrations
 
@@ -319,4 +322,5 @@ def _demonstrated(
         cycle(one.tasks),
         max_turns=one.max_turns,
         max_context_tokens=max_context_tokens,
+        history=history,
     )

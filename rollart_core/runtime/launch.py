@@ -146,6 +146,7 @@ class _Launch:
             router.on_lost = trainer.on_lost = self._fail
             self._routed = router.counts.by_pool
             self._envs.wire(envs, router, model_path)
+            recorder.row_note = self._envs.row_note
             await self._envs.open()
         until_end.enter_context(short_gc_pauses())
         state = await self._begin(runtime, router, trainer, recorder, model_path)

@@ -29,6 +29,7 @@ from rollart_core.contracts.hardware import (
     Role,
 )
 from rollart_core.errors import ConfigError, RollartError, described, first_line, text_of
+from rollart_core.models.run_template import rows_note
 from rollart_core.runtime.workload import WorkloadMeter, departures, shape_of
 from rollart_core.types import Ticket, Trajectory
 
@@ -39,8 +40,12 @@ def workloads_of(run: ResolvedRun | Resolution) -> dict[str, Workload]:
     """Return the declared workload of each environment, by its name in the run."""
     asked = run.config.rollout.workload
     if asked is not None and len(run.envs) == 1:
-        return {run.envs[0].name: Workload(**asked.model_dump())}
-    return {env.name: env.spec.workload for env in run.envs}
+        loads = {run.envs[0].name: Workload(**asked.model_dump())}
+    else:
+        loads = {env.name: env.spec.workload for env in run.envs}
+    if rows_note(run.config) is None:
+        return loads
+    return {name: replace(load, rows=load.turns) for name, load in loads.items()}
 
 
 def demand_of(run: ResolvedRun | Resolution, model: ModelShape | None = None) -> Demand:

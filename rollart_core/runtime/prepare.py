@@ -29,6 +29,7 @@ from rollart_core.config.run import RunConfig
 from rollart_core.config.runtime import InlineRuntime, RayRuntime
 from rollart_core.contracts.adapter import split_id
 from rollart_core.errors import ConfigError, UserError, described
+from rollart_core.models.run_template import template_problems
 from rollart_core.plugins import registry
 from rollart_core.runtime.run_envs import few_tasks
 from rollart_core.runtime.workers import WorkersRuntime
@@ -103,6 +104,8 @@ def prepare_mapping(
         recorded=RECORD_KEY in mapping,
     )
     problems = [*problems, *found.problems, *_no_places(found)]
+    if generates:
+        problems += template_problems(config)
     if makes_folder and (fault := runs_dir_fault(config.runs_dir)):
         problems.append(Problem(("runs_dir",), fault))
     if trains and isinstance(runtime, InlineRuntime):

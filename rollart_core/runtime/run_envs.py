@@ -19,7 +19,9 @@ from rollart_core.config.resolve import ResolvedEnv, ResolvedRun
 from rollart_core.config.run import RunConfig
 from rollart_core.contracts.adapter import split_id
 from rollart_core.errors import ConfigError
-from rollart_core.models.tokenizer import ChatTokenizer, byte_tokenizer, load_tokenizer
+from rollart_core.models.run_template import run_tokenizer
+from rollart_core.models.thinking import History, why_rows
+from rollart_core.models.tokenizer import ChatTokenizer, byte_tokenizer
 from rollart_core.rewards.service import RewardService, RewardServicePlan, Scorer
 from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
 from rollart_core.rollout.baseline import (
@@ -37,6 +39,7 @@ from rollart_core.rollout.episode import (
     EpisodeDependencies,
     EpisodeLimits,
     Generator,
+    ThoughtLimit,
     run_episode,
 )
 from rollart_core.rollout.text_conversation import TextConversation
@@ -75,6 +78,8 @@ class RunEnvs:
         plan = RewardServicePlan(run.config.scoring, run.scoring.backends, run.deadlines.reward_s)
         self.scoring = RewardService(plan)
         self._tokenizer: ChatTokenizer | None = None
+        self.row_note: str | None = None
+        """Why the chat template begins a new row in each turn; None if turns extend one row."""
 
     async def count_tasks(self, workers: EnvPool) -> None:
         """Get the number of tasks and the task clusters of each split of each environment."""
@@ -224,6 +229,7 @@ class RunEnvs:
         """
         talk = self._talk(model_path) if engine else (TextConversation, ())
         new_conversation, stop_token_ids = talk
+        engine = engine and self._limited(engine)
         if self._agent_names:
             self._agents = RunAgents(self._run.config, workers, engine, model_path)
         for env in self._envs:
@@ -320,20 +326,29 @@ class RunEnvs:
 
     def _talk(self, model_path: str) -> tuple[Callable[[], Dialogue], tuple[int, ...]]:
         """Return the factory of conversations, and the tokens that end a turn of the policy."""
-        if isinstance(self._run.config.model, RemoteModel):
-            return TextConversation, ()
-        from rollart_core.models.tokenizer import load_tokenizer
-
-        tokenizer = self._tokenizer = load_tokenizer(model_path)
+        config = self._run.config
+        if isinstance(config.model, RemoteModel):
+            return partial(TextConversation, config.rollout, config.model.chat_template_kwargs), ()
+        tokenizer, history = run_tokenizer(model_path, self._run.config)
+        self._tokenizer = tokenizer
+        self.row_note = why_rows(tokenizer.template, history)
         calling = [env.spec.id for env in self._envs if env.spec.tools]
         if calling and tokenizer.tool_format is None:
             raise ConfigError(
                 f"model: {calling[0]} has tools, but the chat template in {model_path} does not "
-                "show tools or writes calls in an unknown format: use a model that supports tools"
+                "show tools or writes calls in an unknown format: use a model that supports tools "
+                "(see `rollart list tool_formats`)"
             )
         most = self._run.config.rollout.max_context_tokens
-        begin = partial(Conversation, tokenizer, max_context_tokens=most)
+        begin = partial(Conversation, tokenizer, max_context_tokens=most, history=history)
         return begin, tuple(tokenizer.stop_token_ids)
+
+    def _limited(self, engine: Generator) -> Generator:
+        """Return the engine with the run's limit on thoughts, if it has one."""
+        limit = self._run.config.rollout.max_thinking_tokens
+        if limit is None or self._tokenizer is None or self._tokenizer.thinking is None:
+            return engine
+        return ThoughtLimit(engine, self._tokenizer, self._tokenizer.thinking, limit)
 
     def _limits(self, env: ResolvedEnv) -> EpisodeLimits:
         config, deadlines = self._run.config, self._run.deadlines
@@ -406,8 +421,8 @@ class RunAgents:
         self._workers = workers
         self._gateway: Gateway | None = None
         if engine:
-            tokenizer = load_tokenizer(model_path)
-            self._gateway = _gateway(config, engine, tokenizer, port=config.gateway.port)
+            tokenizer, history = run_tokenizer(model_path, config)
+            self._gateway = _gateway(config, engine, tokenizer, history, port=config.gateway.port)
         self._drawing: Gateway | None = None
         self._opens = asyncio.Lock()
         self._deps: dict[str, AgentDependencies] = {}
@@ -473,7 +488,9 @@ class RunAgents:
             if self._drawing is None:
                 tokenizer = byte_tokenizer()
                 draws = DrawsWords(tokenizer)
-                self._drawing = _gateway(self._config, draws, tokenizer, tokens_more=_BYTES_A_TOKEN)
+                self._drawing = _gateway(
+                    self._config, draws, tokenizer, History(), tokens_more=_BYTES_A_TOKEN
+                )
                 await self._drawing.start()
             return self._drawing
 
@@ -482,6 +499,7 @@ def _gateway(
     config: RunConfig,
     engine: Generator,
     tokenizer: ChatTokenizer,
+    history: History,
     *,
     port: int = 0,
     tokens_more: int = 1,
@@ -492,6 +510,7 @@ def _gateway(
     settings = GatewaySettings(
         max_context_tokens=tokens_more * config.rollout.max_context_tokens,
         seed=config.seed,
+        history=history,
         host=config.gateway.host,
         port=port,
     )

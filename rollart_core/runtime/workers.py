@@ -367,8 +367,7 @@ class WorkersRuntime(ABC):
         kwargs = {
             "envs": self._by_env(tasks),
             "tokenizer_path": model_path,
-            "max_context_tokens": self.config.rollout.max_context_tokens,
-            "seed": self.config.seed,
+            "config": self.config,
         }
         await worker.start(f"{PARTS}:Demonstrator", kwargs)
         self.heartbeat.watch(worker)

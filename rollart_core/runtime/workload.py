@@ -121,13 +121,14 @@ def _of_new(model: NewModel) -> ModelShape:
     return of_config(config, BYTES[model.dtype])
 
 
-FIELDS = ("prefill_tokens", "decode_tokens", "turns", "env_s", "reward_s")
+FIELDS = ("prefill_tokens", "decode_tokens", "turns", "env_s", "reward_s", "rows")
 NEGLIGIBLE: Mapping[str, float] = {
     "prefill_tokens": 8.0,
     "decode_tokens": 4.0,
     "turns": 0.5,
     "env_s": 0.01,
     "reward_s": 0.01,
+    "rows": 0.5,
 }
 """Absolute differences up to these are never drift, so 1 ms instead of 0.1 ms is ignored."""
 
@@ -135,6 +136,20 @@ NEGLIGIBLE: Mapping[str, float] = {
 def total_tokens(workload: Workload) -> float:
     """Return the number of tokens of a whole trajectory."""
     return workload.turns * (workload.prefill_tokens + workload.decode_tokens)
+
+
+def trained_tokens(workload: Workload) -> float:
+    """Return the number of tokens in all rows of a trajectory.
+
+    Rows end at equal distances, so row i of r has i/r of the tokens. Thoughts that the chat
+    template removes from later rows count, so this is an upper bound.
+    """
+    return total_tokens(workload) * (workload.rows + 1) / 2
+
+
+def trained_context(workload: Workload) -> float:
+    """Return how many tokens a token of a trained row attends to, as a mean over all rows."""
+    return total_tokens(workload) / 2 * (2 * workload.rows + 1) / (3 * workload.rows)
 
 
 def cached_tokens(workload: Workload) -> float:
@@ -167,6 +182,7 @@ def of_trajectory(trajectory: Trajectory) -> Workload | None:
         decode_tokens=num_decoded / len(turns),
         turns=float(len(turns)),
         env_s=sum(turn.step_s for turn in turns) / len(turns),
+        rows=float(max(1, len(trajectory.samples))),
     )
 
 
@@ -186,7 +202,8 @@ class WorkloadMeter:
     _prefill: float = 0.0
     _decode: float = 0.0
     _env_s: float = 0.0
-    """All four: means per trajectory."""
+    _rows: float = 0.0
+    """All five: means per trajectory."""
 
     def add(self, trajectory: Trajectory) -> None:
         """Add a finished trajectory; ignore it if it failed or has no turn."""
@@ -199,6 +216,7 @@ class WorkloadMeter:
         self._prefill += share * (seen.prefill_tokens * seen.turns - self._prefill)
         self._decode += share * (seen.decode_tokens * seen.turns - self._decode)
         self._env_s += share * (seen.env_s * seen.turns - self._env_s)
+        self._rows += share * (seen.rows - self._rows)
 
     @property
     def measured(self) -> Workload:
@@ -211,6 +229,7 @@ class WorkloadMeter:
             decode_tokens=self._decode / self._turns,
             turns=self._turns,
             env_s=self._env_s / self._turns,
+            rows=self._rows,
         )
 
 

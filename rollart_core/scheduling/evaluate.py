@@ -20,6 +20,7 @@ from rollart_core.store.estimates import (
     by_task,
     clustered_mean,
     clustered_share,
+    named_means,
 )
 from rollart_core.types import Task, Ticket, Trajectory
 
@@ -174,18 +175,14 @@ def summarise(
         scores=tuple(_mean(scores.get(task, [])) for task in tasks),
         successes=tuple(_mean(wins.get(task, [])) for task in tasks),
         clusters=tuple(clusters.get(task, task) for task in tasks),
-        rewards=_rewards(good, clusters),
+        rewards=named_means(good, _task, rewards_of, clusters),
         by_env=of_each,
     )
 
 
-def _rewards(good: Sequence[Trajectory], clusters: Clusters) -> dict[str, Estimate]:
-    """Return the mean of the reward and of each component."""
-    values: dict[str, dict[object, list[float]]] = {"reward": {}}
-    for one in good:
-        for name, value in {"reward": one.reward or 0.0, **one.reward_components}.items():
-            values.setdefault(name, {}).setdefault(_task(one), []).append(value)
-    return {name: clustered_mean(tasks, clusters) for name, tasks in values.items()}
+def rewards_of(trajectory: Trajectory) -> dict[str, float]:
+    """Return the reward of a finished trajectory, under ``reward``, and its components."""
+    return {"reward": trajectory.reward or 0.0, **trajectory.reward_components}
 
 
 def clusters_of(tasks: Iterable[Task], cluster_of: ClusterOf | None) -> Clusters:

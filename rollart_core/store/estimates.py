@@ -75,6 +75,20 @@ def by_task(
     return found
 
 
+def named_means(
+    attempts: Iterable[T],
+    task: Callable[[T], object],
+    values: Callable[[T], Mapping[str, float]],
+    clusters: Clusters | None = None,
+) -> dict[str, Estimate]:
+    """Return the mean of each named value over the attempts that have it."""
+    found: dict[str, dict[object, list[float]]] = {}
+    for attempt in attempts:
+        for name, value in values(attempt).items():
+            found.setdefault(name, {}).setdefault(task(attempt), []).append(value)
+    return {name: clustered_mean(of_tasks, clusters) for name, of_tasks in found.items()}
+
+
 def clustered_share(
     by_task: Mapping[object, Sequence[float]], clusters: Clusters | None = None
 ) -> Estimate:

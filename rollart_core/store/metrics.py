@@ -54,6 +54,7 @@ def rollout_metrics(groups: Sequence[Group], policy_version: int) -> dict[str, f
         "rollout/truncated_share": _mean(float(t.status == "truncated") for t in members),
         "rollout/turns_mean": _mean(float(len(t.turns)) for t in members),
         "rollout/loss_tokens_mean": _mean(float(t.num_loss_tokens) for t in members),
+        "rollout/rows_per_trajectory": _mean(float(len(t.samples)) for t in members),
         "rollout/tokens_mean": _mean(float(t.num_tokens) for t in members),
         "rollout/members_lost": float(sum(g.num_dispatched - len(g.trajectories) for g in groups)),
         "staleness/mean": _mean(map(float, stale)),

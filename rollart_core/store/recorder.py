@@ -119,6 +119,10 @@ class RunRecorder:
         """The validations that are not rolled back."""
         self.gauges: Callable[[], Mapping[str, float]] = dict
         """Returns gauges of the workers and their load, for the metrics."""
+        self.row_note: str | None = None
+        """Why the chat template begins a new row in each turn; None if it does not."""
+        self._warns = run.config.rollout.keep_thinking is not False
+        """Whether to warn of trajectories with several rows, once."""
 
     def start(self) -> None:
         """Open the journal, start the trackers, and call the hooks."""
@@ -379,6 +383,7 @@ class RunRecorder:
         self._show(shared, record)
         if self._totals.num_batches == NUM_WITHOUT_SIGNAL and not self._totals.has_signal:
             self.notify(NO_SIGNAL.format(shared["rollout/reward_mean"]))
+        self._warn_of_rows(shared["rollout/rows_per_trajectory"])
         self.guard.judge(record.groups, record.train_steps, shared)
         version = record.publication.policy_version
         if version % self._run.config.checkpoint.every_batches == 0:
@@ -421,6 +426,12 @@ class RunRecorder:
             self._guard(
                 tracker, "log", metrics, train_step=train_step, policy_version=policy_version
             )
+
+    def _warn_of_rows(self, rows: float) -> None:
+        if rows > 1 and self._warns:
+            self._warns = False
+            why = self.row_note or "the history of some conversations was rewritten"
+            self.notify(f"Warning: {rows:.1f} token rows per trajectory: {why}")
 
     def _show(self, shared: Mapping[str, float], record: BatchRecord) -> None:
         stop, totals = self._run.config.stop, self._totals

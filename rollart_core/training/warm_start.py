@@ -27,12 +27,13 @@ from rollart_core.contracts.env import HasCorpus, HasOracle, TextEnv
 from rollart_core.contracts.inference import GenerateResult
 from rollart_core.errors import ConfigError, EnvironmentFailure, boundary
 from rollart_core.models.chat_template import TemplateRefusal
+from rollart_core.models.thinking import FOLLOWED, History
 from rollart_core.models.tokenizer import ChatTokenizer
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.tool_turn import answered, expert_turn
 from rollart_core.rollout.tools.action import ToolAction
 from rollart_core.rollout.tools.tool_set import checked_tools
-from rollart_core.types import Observation, Sample, Task, TokenSpan, ToolSpec
+from rollart_core.types import Message, Observation, Sample, Task, TokenSpan, ToolSpec
 
 CHECK_FROM_SHARE = 0.3
 """Checks begin when the loss suggests this share of the required success."""
@@ -156,6 +157,7 @@ def demonstrations(
     max_turns: int,
     max_context_tokens: int,
     min_return: float | None = None,
+    history: History = FOLLOWED,
 ) -> Iterator[Sample]:
     """Yield the samples of the expert's episodes; one environment runs all and is then closed.
 
@@ -172,6 +174,7 @@ def demonstrations(
         max_context_tokens: Maximum number of tokens of a row.
         min_return: Minimum sum of rewards of an episode to imitate. If None, ``info["success"]`` at
             its end decides, or a sum above 0 if it is missing.
+        history: How earlier turns appear in later prompts.
 
     Raises:
         ConfigError: If the environment has no ``oracle()``, if its oracle has no episode to imitate
@@ -189,7 +192,7 @@ def demonstrations(
                 episode = _episode(env, oracle, task, max_turns)
                 samples = ()
                 if episode is not None and episode.is_worth(min_return):
-                    samples = _samples(episode, tokenizer, max_context_tokens)
+                    samples = _samples(episode, tokenizer, max_context_tokens, history)
                 if len(played) < _MOST_KEPT:
                     played[task] = samples
             found, num_misses = found or bool(samples), 0 if samples else num_misses + 1
@@ -269,24 +272,26 @@ def _episode(
 
 
 def _samples(
-    episode: _Episode, tokenizer: ChatTokenizer, max_context_tokens: int
+    episode: _Episode, tokenizer: ChatTokenizer, max_context_tokens: int, history: History
 ) -> tuple[Sample, ...]:
     """Return the samples of the episode; none if a row exceeds the context."""
-    conversation = Conversation(tokenizer, max_context_tokens=max_context_tokens)
+    conversation = Conversation(tokenizer, max_context_tokens=max_context_tokens, history=history)
     if episode.tools:
         conversation.offer(episode.tools)
     for observation, action in episode.turns:
         conversation.observe(observation)
-        text = _written(tokenizer, action) if episode.tools else action
+        text = _written(tokenizer, action, calls=bool(episode.tools))
         conversation.record(as_sampled(tokenizer, text))
         if conversation.num_tokens > max_context_tokens:
             return ()
     return conversation.samples()
 
 
-def _written(tokenizer: ChatTokenizer, action: str) -> str:
-    """Return an action with tool calls in the form that the policy must write."""
-    message, _ = expert_turn(ToolAction.read(action))
+def _written(tokenizer: ChatTokenizer, action: str, *, calls: bool) -> str:
+    """Return an action in the form that the policy must write, without a thought."""
+    message = Message(role="assistant", content=action)
+    if calls:
+        message, _ = expert_turn(ToolAction.read(action))
     try:
         return tokenizer.write(message)
     except TemplateRefusal as e:

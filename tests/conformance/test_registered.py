@@ -153,6 +153,7 @@ OPTIONS = {
     "rollart/Regex-v1": {"pattern": "red"},
     "rollart/Format-v1": {"form": {"tags": ["think", "answer"]}},
     "rollart/LengthPenalty-v1": {"free": 1, "limit": 9},
+    "rollart/Function-v1": {"function": "support.plain_reward:is_short"},
     "rollart/Weighted-v1": {
         "parts": {
             "right": {"reward": "exact-match"},

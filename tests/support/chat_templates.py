@@ -35,25 +35,47 @@ ALTERNATES = """{%- for message in messages %}
 {{- '<|im_start|>' + message['role'] + ':' + message['content'] + '<|im_end|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant:' }}{%- endif %}"""
+THINKS = """{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}
+{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- for m in messages %}
+{{- '<|im_start|>' + ('user' if m.role == 'tool' else m.role) + '\n' }}
+{%- if m.reasoning_content and (preserve_thinking or loop.index0 > ns.last) %}
+{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}
+{%- endif %}
+{{- ('[' + m.content + ']' if m.role == 'tool' else m.content) + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}
+{%- if enable_thinking is defined and not enable_thinking %}
+{{- '<think>\n\n</think>\n\n' }}{%- endif %}
+{%- endif %}"""
+OPENS = THINKS.replace("'<|im_start|>assistant\n' }}\n", "'<|im_start|>assistant\n<think>\n' }}\n")
 TEMPLATES = {
     "ours": (CHAT_TEMPLATE, "<|end|>"),
     "chatml": (CHATML, "<|im_end|>"),
     "forgets_thinking": (FORGETS_THINKING, "<|im_end|>"),
     "trims": (TRIMS, "<|eot_id|>"),
     "alternates": (ALTERNATES, "<|im_end|>"),
+    "thinks": (THINKS, "<|im_end|>"),
+    "opens": (OPENS, "<|im_end|>"),
 }
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>"]
 SPECIALS += ["<|end_header_id|>", "<|eot_id|>"]
+THOUGHT_MARKS = ["<think>", "</think>"]
+"""Tokens, but not special ones, as in Qwen3."""
 TEXTS = ["a red shirt, [red] [large] for $40.99", "click[red]", "search[red shirt]", "ok\n[b] c"]
 
 
 @cache
-def tokenizer_with(name: str) -> ChatTokenizer:
+def tokenizer_with(name: str, **kwargs: object) -> ChatTokenizer:
     template, stop = TEMPLATES[name]
     backend = train_tokenizer(TEXTS, 400)
     backend.add_special_tokens(SPECIALS)
+    backend.add_tokens(THOUGHT_MARKS)
     with TemporaryDirectory(prefix="rollart-test-") as folder:
-        return load_tokenizer(write_tokenizer(Path(folder), backend.to_str(), template, stop))
+        path = write_tokenizer(Path(folder), backend.to_str(), template, stop)
+        return load_tokenizer(path, kwargs)
 
 
 def write_tokenizer(folder: Path, backend: str, template: str | None, stop: str) -> Path:

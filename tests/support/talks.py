@@ -1,6 +1,7 @@
 """Conversations played with given answers, for tests."""
 
 from rollart_core.contracts.inference import GenerateResult
+from rollart_core.models.thinking import FOLLOWED
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.types import TokenSpan
 from support.chat_templates import tokenizer_with
@@ -17,10 +18,10 @@ def said(tokenizer, text, version=0):
     return result([*tokenizer.encode(text), tokenizer.stop_token_ids[0]], version)
 
 
-def talk(name, observations, answers):
+def talk(name, observations, answers, history=FOLLOWED, **kwargs):
     """Play the turns; return tokenizer, conversation, prompts and action texts."""
-    tokenizer = tokenizer_with(name)
-    conversation = Conversation(tokenizer, max_context_tokens=10_000)
+    tokenizer = tokenizer_with(name, **kwargs)
+    conversation = Conversation(tokenizer, max_context_tokens=10_000, history=history)
     prompts, actions = [], []
     for turn, (observation, answer) in enumerate(zip(observations, answers, strict=True)):
         conversation.observe(observation)

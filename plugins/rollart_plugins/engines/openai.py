@@ -87,6 +87,8 @@ def text_body(model: str, request: GenerateRequest, config: OpenAIConfig) -> dic
     }
     if request.tools:
         body["tools"] = list(request.tools)
+    if request.template_kwargs:
+        body["chat_template_kwargs"] = dict(request.template_kwargs)
     for name in config.omit:
         del body[name]
     if "max_tokens" in body:
@@ -142,6 +144,7 @@ def text_answer(answer: Mapping[str, Any]) -> GenerateResult:
         _count(usage, "prompt_tokens"),
         _count(usage, "completion_tokens"),
         _tool_calls(message),
+        _reasoning(message),
     )
     return GenerateResult([], [], (), _finish(choice), _num_cached(answer), text=said)
 
@@ -162,6 +165,12 @@ def content_of(message: Mapping[str, Any]) -> str:
         if all(isinstance(text, str) for text in texts):
             return "".join(texts)
     raise malformed(f"a message whose content is a {type(content).__name__}")
+
+
+def _reasoning(message: Mapping[str, Any]) -> str:
+    """Return the thought, which servers return under one of two names."""
+    found = message.get("reasoning_content") or message.get("reasoning")
+    return found if isinstance(found, str) else ""
 
 
 def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:

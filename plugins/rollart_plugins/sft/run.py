@@ -207,7 +207,8 @@ def _checked(prepared: _Prepared) -> SftReport:
     if isinstance(model, ModelPath):
         from rollart_core.models.tokenizer import load_tokenizer
 
-        data = _tokenized(prepared, load_tokenizer(model.path), report)
+        tokenizer = load_tokenizer(model.path, model.chat_template_kwargs)
+        data = _tokenized(prepared, tokenizer, report)
         report.num_batches = len(list(_batches(prepared.config, data.train)))
     return report
 
@@ -419,7 +420,8 @@ class _Sft:
 
         self._observer.phase("set up", str(run_dir))
         model_path = await asyncio.to_thread(self._model, run_dir)
-        tokenizer = await asyncio.to_thread(load_tokenizer, model_path)
+        kwargs = getattr(self._config.model, "chat_template_kwargs", None)
+        tokenizer = await asyncio.to_thread(load_tokenizer, model_path, kwargs)
         self._data = await asyncio.to_thread(_tokenized, self._prepared, tokenizer, self._report)
         batches = list(_batches(self._config, self._data.train))
         self._report.num_batches = len(batches)

@@ -129,6 +129,9 @@ def without_effect(config: RunConfig, envs: Sequence[EnvSpec] = ()) -> list[Prob
     ):
         why = "with model.kind: remote, because only the server counts tokens"
         found.append((("rollout", "max_context_tokens"), why))
+    if isinstance(config.model, RemoteModel) and config.rollout.max_thinking_tokens is not None:
+        why = "with model.kind: remote, whose server ends a thought"
+        found.append((("rollout", "max_thinking_tokens"), why))
     if config.rollout.workload is not None and len(entries(config)) > 1:
         found.append(
             (("rollout", "workload"), "with several environments, which declare their own")
@@ -297,6 +300,10 @@ def _length_problems(config: RunConfig) -> Iterator[Problem]:
             "increase it, or decrease rollout.max_new_tokens"
         )
         yield Problem(("rollout", "max_context_tokens"), message)
+    thought = config.rollout.max_thinking_tokens
+    if thought is not None and thought >= new:
+        message = f"{thought} must be below rollout.max_new_tokens ({new}), which holds both"
+        yield Problem(("rollout", "max_thinking_tokens"), message)
 
 
 def _model_problems(config: RunConfig) -> Iterator[Problem]:

@@ -180,12 +180,11 @@ def test_an_adapted_environment_records_its_cases(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_last_hint_is_a_check_or_the_example(kind: names.Kind, tmp_path: Path) -> None:
-    of_envs = ("env", "tool", "agent")
-    command = "new-env" if kind in of_envs else f"new-{kind}"
-    further = ("--kind", kind) if kind in ("tool", "agent") else ()
+    command = f"new-{kind}" if kind in ("reward", "algorithm", "mapper") else "new-env"
+    further = ("--kind", kind) if kind in ("agent", "tool") else ()
     made = scaffold(command, "acme-made", "--output", str(tmp_path), "--non-interactive", *further)
     last = made.out.splitlines()[-1].strip()
     has_example = (tmp_path / "acme-made/example.yaml").is_file()
-    assert has_example == (kind in (*of_envs, "algorithm"))
+    assert has_example == (kind in ("env", "agent", "tool", "algorithm"))
     assert last.startswith("rollart run" if has_example else "rollart check acme/Made")
     assert "rollart check acme/Made" in made.out

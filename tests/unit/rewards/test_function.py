@@ -130,3 +130,12 @@ def test_functions_are_parts_of_a_weighted_sum(functions):
         asked("It is 42.", context=ROW)
     )
     assert (result.value, result.components) == (0.0, {"right": 1.0, "long": 10.0})
+
+
+def test_it_has_an_example_with_the_columns_that_it_needs(functions):
+    functions.needs = lambda completion, level, answer: float(
+        answer in completion and level == "42"
+    )
+    reward = registry.build("rewards", "their_rewards:needs")
+    (example,) = reward.examples()
+    assert reward.score(example.requests[0]).value == 1.0

@@ -304,3 +304,50 @@ def test_a_response_goes_on_from_another_by_its_id_or_by_its_items():
     assert (
         events[-1]["response"]["usage"]["output_tokens"] == gateway_session.turns[2].num_new_tokens
     )
+
+
+THOUGHT = "<think>\nhm\n</think>\n\nred"
+
+
+def test_reasoning_is_a_field_of_its_own_in_chat_answers_and_streams():
+    async def talk(http):
+        whole = await http.say("a")
+        messages = [user("a"), whole, user("b")]
+        return whole, await http.events("chat/completions", {"messages": messages})
+
+    _, gateway_session, (whole, chunks) = meet("thinks", [THOUGHT, THOUGHT], talk)
+    assert (whole["reasoning_content"], whole["content"]) == ("hm", "red")
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[1:3] == [{"reasoning_content": "hm"}, {"content": "red"}]
+    assert [turn.reasoning for turn in gateway_session.turns] == ["hm", "hm"]
+    assert [turn.action for turn in gateway_session.turns] == ["red", "red"]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_in_a_request_is_shown_if_the_template_shows_it(name):
+    async def talk(http):
+        said = {"role": "assistant", "content": "red", name: "hm"}
+        results = [user("a"), said, {"role": "tool", "content": "b", "tool_call_id": "c"}]
+        await http.say(results)
+        await http.say([user("a"), {**said, name: ""}, user("b")])
+
+    engine, _, _ = meet("thinks", [], talk)
+    first, second = [engine.tokenizer.decode(request.token_ids) for request in engine.requests]
+    assert "<think>\nhm\n</think>" in first
+    assert "<think>" not in second
+
+
+def test_reasoning_is_an_item_of_a_response():
+    async def talk(http):
+        status, answer = await http.post("responses", {"input": "a"})
+        assert status == 200
+        return answer, await http.events("responses", {"input": "a"})
+
+    _, _, (answer, events) = meet("thinks", [THOUGHT, THOUGHT], talk)
+    thought, message = answer["output"]
+    assert thought["type"] == "reasoning"
+    assert thought["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert message["content"][0]["text"] == "red"
+    kinds = [event["type"] for event in events]
+    assert "response.reasoning_text.delta" in kinds
+    assert kinds.count("response.output_item.done") == 2

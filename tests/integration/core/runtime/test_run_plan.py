@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.chat_templates import TEMPLATES, write_tokenizer
 
 from rollart_bench import affinity
 from rollart_core.config.load import load_config, validate
@@ -17,6 +18,7 @@ from rollart_core.errors import ConfigError
 from rollart_core.inference.router import Router
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.placement import RunPlan, workloads_of
+from rollart_core.runtime.prepare import prepare
 from rollart_core.store.journal_reader import JournalReader
 from rollart_core.types import Task, Ticket, Trajectory, Turn
 from rollart_testing.modelled_engine import ModelledEngine
@@ -217,6 +219,46 @@ def test_the_benchmark_compares_what_should_differ():
     assert {name.split(",")[0].split()[0] for name in expected} == {"colocate", "random", "even"}
     assert all(best > rate for rate in expected.values())
     assert best > affinity.MARK * max(r for n, r in expected.items() if n.startswith("colocate"))
+
+
+def test_the_plan_counts_the_rows_that_a_chat_template_makes(tmp_path):
+    write_tokenizer(tmp_path, "{}", TEMPLATES["thinks"][0], "<|im_end|>")
+    (tmp_path / "config.json").write_text("{}")
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: {tmp_path}\nenv: frozenlake\nstop: {{batches: 1}}\n")
+    (one,) = workloads_of(resolve_run(load_config(path))).values()
+    user = resolve_run(load_config(path, ["rollout.observation_role=user"]))
+    (several,) = workloads_of(user).values()
+    assert (one.rows, several.rows) == (1, several.turns)
+    kept = load_config(path, ["rollout.observation_role=user", "rollout.keep_thinking=true"])
+    assert workloads_of(resolve_run(kept)) == {"toy/FrozenLake-v1": one}
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (
+            "model.chat_template_kwargs.enable_thinkin=false",
+            "model.chat_template_kwargs: the chat template of this model has no variable "
+            "'enable_thinkin'; its variables are enable_thinking, preserve_thinking. Did you mean "
+            "'enable_thinking'?",
+        ),
+        (
+            "rollout.max_thinking_tokens=64",
+            "rollout.max_thinking_tokens: 64 must be below rollout.max_new_tokens (64), which "
+            "holds both",
+        ),
+    ],
+)
+def test_a_dry_run_refuses_what_the_template_cannot_do(tmp_path, override, line):
+    write_tokenizer(tmp_path, "{}", TEMPLATES["thinks"][0], "<|im_end|>")
+    (tmp_path / "config.json").write_text("{}")
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: {{path: {tmp_path}}}\nenv: frozenlake\nstop: {{batches: 1}}\n")
+    prepare(path, ["rollout.observation_role=tool"])
+    with pytest.raises(ConfigError) as caught:
+        prepare(path, [override])
+    assert str(caught.value).partition(": ")[2] == line
 
 
 def test_a_run_may_say_what_its_episodes_ask_for(tmp_path):

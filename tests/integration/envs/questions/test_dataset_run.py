@@ -113,7 +113,7 @@ def test_the_example_learns(
     data = tmp_path / "train.jsonl"
     monkeypatch.setattr(sys, "argv", ["make_data.py", str(data)])
     runpy.run_path(str(repo_root / "examples/rlvr/make_data.py"))
-    assert len({json.loads(line)["question"] for line in data.open()}) == 4_000
+    assert len({json.loads(line)["question"] for line in data.read_text().splitlines()}) == 4_000
     monkeypatch.syspath_prepend(str(repo_root / "examples/rlvr"))
     settings = ["reward=my_rewards:accuracy", f"data={data}", f"seed={seed}", "trackers=[]"]
     config = load_config(

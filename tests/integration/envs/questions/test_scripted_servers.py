@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.openai_server import OpenAIServer
+from support.sandbox_types import no_bubblewrap
 
 from rollart_core.cli import main
 from rollart_core.errors import ConfigError
@@ -125,7 +126,43 @@ def test_a_server_that_is_always_right_has_full_success_and_one_that_is_wrong_no
     report = json.loads(out)
     assert report["success"]["n"] >= 5
     assert report["success"]["mean"] == float(right)
+    rewards = report["cells"][0]["rewards"]
+    assert (rewards["reward"]["mean"] >= 0.5) == right
+    assert recipe != "function" or rewards["right"]["mean"] == float(right)
     assert report["failures"] == {}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("right", [True, False])
+def test_programs_of_a_server_are_run_in_sandboxes(
+    right: bool,
+    folder: Path,
+    repo_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if why := no_bubblewrap():
+        pytest.skip(why)
+    file = repo_root / "examples/multi_domain/code.jsonl"
+    solutions = {
+        row["prompt"]: row["solution"] for row in map(json.loads, file.read_text().splitlines())
+    }
+
+    def say(text: str) -> str:
+        (solution,) = (one for prompt, one in solutions.items() if prompt in text)
+        return f"Here it is:\n```python\n{solution if right else 'def f(): pass'}\n```"
+
+    env = {"id": "questions", "file": str(file), "preset": "code"}
+    given = [f"env={json.dumps(env)}", "reward={id: unit-tests, sandbox: bubblewrap}"]
+    given += ["evaluation.tasks=5", "evaluation.greedy=false", "runtime.env_processes=0"]
+    with OpenAIServer(say) as server:
+        words = ["--env", "questions", "--model", server.url, "--json", f"runs_dir={folder}"]
+        monkeypatch.setattr(sys, "argv", ["rollart", "eval", *words, *given])
+        with pytest.raises(SystemExit) as left:
+            main()
+    out, err = capsys.readouterr()
+    assert not left.value.code, err
+    assert json.loads(out)["success"]["mean"] == float(right)
 
 
 def run_config(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.chat_templates import TEMPLATES, write_tokenizer
 
 from rollart_core.cli import main
 
@@ -41,6 +42,28 @@ def test_one_object(rollart):
     assert said["reasons"] != own["reasons"]
     assert said["expected"]["trajectories_per_s"] > 0
     assert list(said["compared"]) == ["colocate", "affinity"]
+
+
+@pytest.fixture
+def thinking_model(tmp_path):
+    """Return a model whose chat template removes the thoughts before the last user message."""
+    (tmp_path / "m").mkdir()
+    folder = write_tokenizer(tmp_path / "m", "{}", TEMPLATES["thinks"][0], "<|im_end|>")
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape |= {"intermediate_size": 64, "vocab_size": 100}
+    (folder / "config.json").write_text(json.dumps(shape))
+    return folder
+
+
+def test_rows_that_the_chat_template_makes_are_counted(rollart, thinking_model):
+    asked = ("model=m", "rollout.observation_role=user")
+    _, out, _ = rollart(TWO, *asked)
+    assert " rows a trajectory: the chat template removes earlier thoughts" in out
+    rows = []
+    for more in ((), ("rollout.keep_thinking=true",)):
+        said = json.loads(rollart(TWO, *asked, *more, "--json")[1])
+        rows += said["rows"].values()
+    assert rows[0] > rows[1] == 1
 
 
 def test_a_person_reads_where_why_and_how_fast(rollart):

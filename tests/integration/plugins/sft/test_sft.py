@@ -86,7 +86,7 @@ def exact(model_path: Path) -> float:
         )
         ids = torch.tensor([prompt])
         out = model.generate(ids, max_new_tokens=4, do_sample=False)[0, len(prompt) :].tolist()  # type: ignore[operator]
-        right += tokenizer.decode(out).partition(tokenizer.stop_text)[0] == answer
+        right += tokenizer.decode(out).partition(tokenizer.stop_texts[0])[0] == answer
     return right / len(QUESTIONS)
 
 

@@ -4,6 +4,7 @@ from support.talks import result, said
 
 from rollart_core.errors import InferenceFailure
 from rollart_core.gateway.transcript import Transcript
+from rollart_core.models.thinking import FOLLOWED, History
 from rollart_core.types import Message
 
 
@@ -18,9 +19,9 @@ def assistant(text):
 class Talk:
     """A program and its policy, in one."""
 
-    def __init__(self, name="chatml"):
+    def __init__(self, name="chatml", history=FOLLOWED):
         self.tokenizer = tokenizer_with(name)
-        self.transcript = Transcript(self.tokenizer, max_context_tokens=10_000)
+        self.transcript = Transcript(self.tokenizer, max_context_tokens=10_000, history=history)
 
     def ask(self, *messages):
         return self.transcript.ask(messages)
@@ -196,3 +197,46 @@ def test_a_raw_completion_goes_on_from_the_text_that_its_tokens_are_of():
     talk.answer(talk.transcript.ask_text("a red[large]"), "ok")
     more = talk.transcript.ask_text("a red] [large]")
     assert more.token_ids == [*asks[1].token_ids, r, e, *talk.tokenizer.encode(" [large]")]
+
+
+def test_an_answer_sent_back_without_its_reasoning_continues_its_row():
+    talk = Talk("thinks", History(keeps_thinking=True))
+    first, one = talk.say(user("a"), answer="<think>\nhm\n</think>\n\nred")
+    assert one == {"role": "assistant", "content": "red", "reasoning_content": "hm"}
+    second, _ = talk.say(user("a"), assistant("red"), user("b"), answer="large")
+    assert second[: len(first)] == first
+    third, _ = talk.say(user("a"), one, user("b"), assistant("large"), user("c"), answer="ok")
+    assert third[: len(second)] == second
+    (sample,) = talk.samples()
+    assert turns_of(sample) == [0, 1, 2]
+
+
+def test_other_reasoning_is_another_conversation():
+    talk = Talk("thinks", History(keeps_thinking=True))
+    _, one = talk.say(user("a"), answer="<think>\nhm\n</think>\n\nred")
+    talk.say(user("a"), {**one, "reasoning_content": "other"}, user("b"), answer="large")
+    assert len(talk.samples()) == 2
+
+
+def test_the_template_decides_over_thoughts_that_a_program_sends():
+    talk = Talk("thinks")
+    thought = {**assistant("red"), "reasoning_content": "hm"}
+    prompt, _ = talk.say(user("a"), thought, {"role": "tool", "content": "b"}, answer="ok")
+    assert "<think>\nhm\n</think>" in talk.tokenizer.decode(prompt)
+    prompt, _ = talk.say(user("a"), thought, user("b"), answer="ok")
+    assert "hm" not in talk.tokenizer.decode(prompt)
+
+
+def test_a_stop_text_cuts_the_answer_and_keeps_the_reasoning():
+    talk = Talk("thinks")
+    ask = talk.ask(user("a"))
+    answer = talk.answer(ask, "<think>hm</think>red STOP large", stop=["STOP"])
+    assert (answer.message["content"], answer.text) == ("red ", "red ")
+    assert answer.message["reasoning_content"] == "hm"
+
+
+def test_a_raw_completion_is_not_taken_apart():
+    talk = Talk("thinks")
+    ask = talk.transcript.ask_text("a")
+    answer = talk.answer(ask, "<think>hm</think>red")
+    assert answer.message == assistant("<think>hm</think>red")

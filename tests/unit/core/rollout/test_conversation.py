@@ -1,13 +1,16 @@
+from dataclasses import replace
+
 import pytest
 from support.chat_templates import TEMPLATES, tokenizer_with
 from support.talks import result, said, talk
 
 from rollart_core.contracts.inference import GenerateResult
 from rollart_core.errors import EnvironmentFailure, InferenceFailure
+from rollart_core.models.thinking import History
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.types import Message, TokenSpan
 
-NAMES = sorted(TEMPLATES)
+NAMES = sorted(TEMPLATES.keys() - {"opens"})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -180,3 +183,86 @@ def test_a_plain_template_is_rendered_once_for_all_episodes(name, num_renderings
     _, _, prompts, _ = talk(name, ["four", "five", "six"], ["d", "e", "f"])
     assert len(calls) - 1 <= num_renderings
     assert "six" in tokenizer.decode(prompts[2])
+
+
+def thoughts(n, answers="abc"):
+    return [f"<think>\nhm {i}\n</think>\n\n{answers[i]}" for i in range(n)]
+
+
+def test_a_thought_is_apart_from_the_action_and_stays_in_the_row():
+    tokenizer, conversation, prompts, actions = talk(
+        "thinks", ["one", "two", "three"], thoughts(3), History("tool")
+    )
+    assert actions == ["a", "b", "c"]
+    assert conversation.newest == {
+        "role": "assistant",
+        "content": "c",
+        "reasoning_content": "hm 2",
+    }
+    (row,) = conversation.samples()
+    text = tokenizer.decode(prompts[2])
+    assert "<think>\nhm 0\n</think>\n\na<|im_end|>\n<|im_start|>user\n[two]<|im_end|>" in text
+    assert text.startswith("<|im_start|>user\none<|im_end|>")
+    assert set(row.turn_ids.tolist()) == {-1, 0, 1, 2}
+
+
+def test_user_messages_begin_a_row_in_each_turn_without_earlier_thoughts():
+    tokenizer, conversation, prompts, _ = talk("thinks", ["one", "two", "three"], thoughts(3))
+    assert len(conversation.samples()) == 3
+    assert "hm" not in tokenizer.decode(prompts[2])
+
+
+@pytest.mark.parametrize("name", ["thinks", "forgets_thinking", "opens"])
+def test_kept_thinking_keeps_every_turn_as_it_was_sampled(name):
+    answers = [" <think>odd  spaces </think> a", "no thought", *thoughts(3)[2:]]
+    if name == "opens":
+        answers = [answer.replace("<think>", "").replace("no", "</think>no") for answer in answers]
+    tokenizer, conversation, prompts, _ = talk(
+        name, ["one", "two", "three"], answers, History(keeps_thinking=True)
+    )
+    (row,) = conversation.samples()
+    texts = [tokenizer.decode(row.token_ids[row.turn_ids == turn].tolist()) for turn in range(3)]
+    assert texts == [f"{answer}<|im_end|>" for answer in answers]
+    start = "<think>\n" if name == "opens" else ""
+    between = f"\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n{start}"
+    assert prompts[1][len(prompts[0]) :] == tokenizer.encode(f"{texts[0]}{between}")
+
+
+def test_without_thinking_the_empty_thought_of_each_prompt_is_kept():
+    off = {"enable_thinking": False}
+    kept = History(keeps_thinking=True)
+    tokenizer, conversation, prompts, _ = talk("thinks", ["one", "two"], ["a", "b"], kept, **off)
+    assert len(conversation.samples()) == 1
+    assert tokenizer.decode(prompts[1]).count("<think>\n\n</think>\n\n") == 2
+    _, conversation, prompts, _ = talk("thinks", ["one", "two"], ["a", "b"], **off)
+    assert len(conversation.samples()) == 2
+    assert tokenizer.decode(prompts[1]).count("<think>\n\n</think>\n\n") == 1
+
+
+def test_chat_messages_of_an_observation_keep_their_roles():
+    more = [Message(role="user", content="two")]
+    tokenizer, _, prompts, _ = talk("thinks", ["one", more], thoughts(2)[:2], History("tool"))
+    assert "[two]" not in tokenizer.decode(prompts[1])
+
+
+def test_a_cut_thought_is_no_action():
+    _, conversation, _, actions = talk("opens", ["one", "two"], ["never ends", "x</think>b"])
+    assert actions == ["", "b"]
+    assert len(conversation.samples()) == 2
+
+
+def test_tokens_inserted_into_a_turn_are_not_trained():
+    def limited(tokenizer):
+        ids = tokenizer.encode("<think>hm</think>a<|im_end|>")
+        mark = ids.index(tokenizer.encode("</think>")[0])
+        return replace(result(ids), inserted=(mark, mark + 1))
+
+    tokenizer, conversation, _, actions = talk("thinks", ["one"], [limited])
+    assert actions == ["a"]
+    (row,) = conversation.samples()
+    (mark,) = [i for i, t in enumerate(row.token_ids) if t == tokenizer.encode("</think>")[0]]
+    around = slice(mark - 1, mark + 2)
+    assert row.loss_mask[around].tolist() == [True, False, True]
+    assert row.turn_ids[around].tolist() == [0, -1, 0]
+    assert row.policy_versions[around].tolist() == [0, -1, 0]
+    assert row.inference_logprobs[mark - 1] != 0

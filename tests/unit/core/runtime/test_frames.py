@@ -23,8 +23,11 @@ REQUEST = GenerateRequest(
     env_id="toy/Env-v1",
     messages=({"role": "user", "content": "?"},),
     tools=({"type": "function", "function": {"name": "sum"}},),
+    template_kwargs={"enable_thinking": False},
 )
-RESULT = GenerateResult([5, 7], [-0.5, -1.0], (TokenSpan(0, 2, 3, "kept"),), "stop", 2, "hi")
+RESULT = GenerateResult(
+    [5, 7], [-0.5, -1.0], (TokenSpan(0, 2, 3, "kept"),), "stop", 2, "hi", inserted=(1, 2)
+)
 TOOLS = ({"type": "function", "function": {"name": "add"}},)
 OBSERVED = Observed("a page", 0.5, True, True, True, {"price": 1.0}, True, 3, TOOLS)
 

@@ -1,10 +1,13 @@
 """Workloads as they are measured."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from rollart_core.contracts.env import Workload
 from rollart_core.runtime.workload import WorkloadMeter, departures, of_trajectory
-from rollart_core.types import Failure, FailureKind, Task, Ticket, Trajectory, Turn
+from rollart_core.types import Failure, FailureKind, Sample, Task, Ticket, Trajectory, Turn
 
 
 def trajectory(*turns: tuple[int, int, float], failed: bool = False) -> Trajectory:
@@ -20,6 +23,18 @@ def test_prefill_is_what_was_not_in_the_row_before():
     seen = of_trajectory(trajectory((100, 20, 0.5), (150, 10, 1.5)))
     assert seen == Workload(prefill_tokens=65, decode_tokens=15, turns=2, env_s=1.0)
     assert of_trajectory(trajectory()) is None
+
+
+def test_rows_are_measured_too():
+    made = trajectory((100, 20, 0.5), (150, 10, 1.5))
+    row = np.zeros(1, np.int32)
+    several = replace(made, samples=(Sample(row, row, row, row, row),) * 3)
+    assert of_trajectory(several).rows == 3
+    meter = WorkloadMeter(Workload())
+    meter.add(made)
+    meter.add(several)
+    assert meter.measured.rows == 2
+    assert departures(Workload(rows=1), Workload(rows=25), 1.5) == ["rows 25 instead of 1"]
 
 
 def test_means_weigh_turns_as_the_hardware_sees_them():

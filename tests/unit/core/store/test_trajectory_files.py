@@ -121,6 +121,7 @@ def test_rows_give_the_records_back() -> None:
         assert_same(a, b)
     # UTF-8 has no bytes for a lone surrogate; it is written as an escape.
     assert back[0].turns[1].action == "click[a\\udc80]"
+    assert [turn.reasoning for turn in back[4].turns] == ["hm", ""]
 
 
 @pytest.mark.parametrize("index", range(len(CASES)))

@@ -4,6 +4,7 @@ import pytest
 from support.chat_templates import tokenizer_with
 
 from rollart_core.errors import ConfigError, EnvironmentFailure
+from rollart_core.models.thinking import History
 from rollart_core.training.warm_start import demonstrations, env_corpus
 from rollart_core.types import Task
 
@@ -135,3 +136,19 @@ def test_an_environments_own_corpus_comes_first():
     env = Corridor()
     env.corpus = lambda: iter(["own", "text"])
     assert list(env_corpus(env, [])) == ["own", "text"]
+
+
+def test_observations_of_demonstrations_have_the_role_of_the_run():
+    tokenizer = tokenizer_with("opens")
+    (sample,) = demonstrations(
+        Corridor,
+        tokenizer,
+        tasks(1),
+        history=History("tool", keeps_thinking=True),
+        max_turns=10,
+        max_context_tokens=500,
+    )
+    text = tokenizer.decode(sample.token_ids.tolist())
+    assert "<|im_start|>user\n[[1]]<|im_end|>" in text
+    trained = tokenizer.decode(sample.token_ids[sample.loss_mask].tolist())
+    assert trained == 2 * "</think>\n\nright<|im_end|>"

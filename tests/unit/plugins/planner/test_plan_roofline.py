@@ -1,10 +1,19 @@
 """The roofline against cases worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import ModelShape, Pool
-from rollart_core.runtime.workload import cached_tokens, decode_context, held_tokens, total_tokens
+from rollart_core.runtime.workload import (
+    cached_tokens,
+    decode_context,
+    held_tokens,
+    total_tokens,
+    trained_context,
+    trained_tokens,
+)
 from rollart_planner import roofline
 from rollart_planner.devices import DEVICES, find_device
 
@@ -25,6 +34,16 @@ def test_tokens_of_a_trajectory_turn_by_turn():
     assert cached_tokens(workload) == 120
     assert decode_context(workload) == 230
     assert held_tokens(workload) == 240
+    assert (trained_tokens(workload), trained_context(workload)) == (360, 180)
+
+
+def test_tokens_of_a_trajectory_whose_turns_are_rows():
+    workload = Workload(prefill_tokens=100, decode_tokens=20, turns=3, rows=3)
+    # rows of 120, 240 and 360 tokens, which attend to 60, 120 and 180 others in the mean
+    assert trained_tokens(workload) == 720
+    assert trained_context(workload) == pytest.approx((120 * 60 + 240 * 120 + 360 * 180) / 720)
+    one, several = [roofline.training_s(MODEL, POOL, replace(workload, rows=n)) for n in (1, 3)]
+    assert several == pytest.approx(2 * one, rel=0.01)
 
 
 def test_arithmetic_of_a_token():

@@ -193,7 +193,10 @@ def test_only_answers_and_their_ends_are_learned_in_every_turn(name: str, tmp_pa
         {"role": "user", "content": "thanks"},
     ]
     (sample,) = samples_of(one_of(tmp_path, {"messages": talk}), tokenizer)
-    assert learned(sample, tokenizer) == [f"3{tokenizer.stop_text}", f"red 5{tokenizer.stop_text}"]
+    assert learned(sample, tokenizer) == [
+        f"3{tokenizer.stop_texts[0]}",
+        f"red 5{tokenizer.stop_texts[0]}",
+    ]
     whole = tokenizer.encode(tokenizer.render(talk[:-1]))  # type: ignore[arg-type]
     assert sample.token_ids.tolist() == whole[: sample.num_tokens]
 
@@ -204,7 +207,7 @@ def test_answers_with_weight_0_are_read_and_not_learned(tmp_path: Path) -> None:
     again = {"role": "user", "content": "Really?"}
     row = {"messages": [ASKED, bad, again, {**SAID, "weight": 1}]}
     (sample,) = samples_of(one_of(tmp_path, row), tokenizer)
-    assert learned(sample, tokenizer) == [f"3{tokenizer.stop_text}"]
+    assert learned(sample, tokenizer) == [f"3{tokenizer.stop_texts[0]}"]
     assert "4" in tokenizer.decode(sample.token_ids.tolist())
 
 
@@ -224,8 +227,8 @@ def test_tool_calls_are_learned_as_the_policy_writes_them(
         (sample,) = samples_of(one_of(tmp_path, {"messages": talk, "tools": tools}), tokenizer)
         written = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
         assert learned(sample, tokenizer) == [
-            f"{written}{tokenizer.stop_text}",
-            f"3{tokenizer.stop_text}",
+            f"{written}{tokenizer.stop_texts[0]}",
+            f"3{tokenizer.stop_texts[0]}",
         ]
         text = tokenizer.decode(sample.token_ids.tolist())
         assert '"description": "Add."' in text

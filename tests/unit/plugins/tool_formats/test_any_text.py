@@ -84,6 +84,7 @@ def test_literals_of_python_and_json(text, value):
     ("text", "schema", "value"),
     [
         ("7", {"type": "string"}, "7"),
+        ('"7"', {"type": "string"}, '"7"'),
         ("7", {"type": "integer"}, 7),
         ("7", {}, 7),
         ("seven", {"type": "integer"}, "seven"),

@@ -1,17 +1,24 @@
 """Which tool format the chat templates of model families have."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from support.chat_templates import TEXTS, write_tokenizer
 from support.tool_cases import FAMILIES
 
-from rollart_core.contracts.tool_format import ParsedMessage, tool_call
+from rollart_core.contracts.tool_format import (
+    ParsedMessage,
+    ToolFormat,
+    ToolFormatSpec,
+    tool_call,
+)
 from rollart_core.models.chat_template import ChatTemplate
 from rollart_core.models.new import train_tokenizer
 from rollart_core.models.tokenizer import load_tokenizer
 from rollart_core.models.tool_calls import detect_tool_format
-from rollart_core.plugins import registry
+from rollart_core.plugins import manager, registry
+from rollart_core.plugins.hookspecs import hookimpl
 from rollart_core.types import Message
 
 NO_TOOLS = ("cohere", "cohere2", "gemma", "gemma3", "idefics3", "llama3", "llava_next", "phi3")
@@ -98,3 +105,37 @@ def test_a_format_that_writes_ids_instead_of_names_is_found():
     assert found.call_id("f", 3) == "functions.f:3"
     parsed = found.parse(found.render(ParsedMessage("", "", (tool_call("f", "{}"),))))
     assert parsed.calls[0]["function"]["name"] == "f"
+
+
+class Acme(ToolFormat):
+    """A format of a family that RollArt does not know."""
+
+    marks = ("<call>", "</call>")
+
+    def parse(self, text, tools=()):
+        content, mark, call = text.partition("<call>")
+        if not mark:
+            return ParsedMessage(text)
+        name, _, arguments = call.partition("</call>")[0].partition(" ")
+        return ParsedMessage(content, "", (tool_call(name, arguments),))
+
+    def render(self, message):
+        function = message.calls[0]["function"]
+        return f"{message.content}<call>{function['name']} {function['arguments']}</call>"
+
+
+def test_a_plugin_adds_a_family(monkeypatch):
+    source = (
+        "{{ tools | tojson if tools else '' }}{% for m in messages %}<|{{ m.role }}|>"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} "
+        "{{ c.function.arguments | tojson }}</call>{% endfor %}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    template = ChatTemplate(source, {})
+    assert template.shows_tools
+    assert detect_tool_format(template, ["<|im_end|>"], bool) is None
+    spec = ToolFormatSpec(id="acme/Acme-v1", entry_point=f"{__name__}:Acme")
+    acme = SimpleNamespace(rollart_tool_formats=hookimpl(lambda: [spec]))
+    acme.rollart_tool_formats.__name__ = "rollart_tool_formats"
+    monkeypatch.setattr(manager, "_current", manager.load({"acme": acme}))
+    assert isinstance(detect_tool_format(template, ["<|im_end|>"], bool), Acme)
