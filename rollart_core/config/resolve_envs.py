@@ -78,6 +78,13 @@ class ResolvedEnv:
         return self.reward is not None and self.spec.success_by_reward
 
     @property
+    def score_range(self) -> tuple[float, float] | None:
+        """The range of the score of an episode: its return, or the reward if it decides success."""
+        if self.reward is not None and self.spec.success_by_reward:
+            return self.reward.spec.reward_range
+        return self.reward_range
+
+    @property
     def reward_range(self) -> tuple[float, float] | None:
         """The declared range of the return of an episode; None for an unregistered class."""
         is_class = ":" in self.spec.id and split_id(self.spec.id) is None

@@ -338,7 +338,7 @@ class _Launch:
                     max_concurrent=self._config.rollout.max_concurrent,
                     cluster_of=self._envs.cluster_of,
                 )
-            result = within(result, {env.name: env.reward_range for env in self._run.envs})
+            result = within(result, {env.name: env.score_range for env in self._run.envs})
             results.append(result)
             parts = {"": result, **{f"{name}: ": one for name, one in result.by_env.items()}}
             for name, one in parts.items():
