@@ -471,7 +471,7 @@ def verify(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify installed packages against a lock file, or files of a registry by their signatures."""
+    """Verify installed packages against a lock file, or the signatures of files in a registry."""
     from rollart_registry import verify as verifying
     from rollart_registry.client import opened
     from rollart_registry.install import trusted_by
