@@ -191,8 +191,8 @@ def _env_tables(report: Mapping[str, object]) -> Iterator[RichTable]:
         for reason in own:
             if times[reason] < len(reasons):
                 why.add_row(f"why {name}", reason)
-    for reason, number in times.items():
-        if number == len(reasons):
+    for reason, count in times.items():
+        if count == len(reasons):
             why.add_row("why", reason)
     yield done
     yield why
