@@ -213,7 +213,7 @@ def reason(case: dict[str, Any], own: dict[str, Any], other: dict[str, Any]) -> 
         return f"It raises {other['error'].partition(':')[0]}."
     if case["kind"] == "broken":
         if not own["calls"]:
-            return "It takes a call that is cut."
+            return "It accepts a truncated call."
         return "It does not take a complete call without the marks after it."
     got = [(name, _loaded(arguments)) for name, arguments in other["calls"]]
     wanted = [(name, json.loads(arguments)) for name, arguments in own["calls"]]
@@ -229,7 +229,7 @@ def reason(case: dict[str, Any], own: dict[str, Any], other: dict[str, Any]) -> 
         for (_, x), (_, y) in zip(wanted, got, strict=True)
         for a, b in _pairs(x, y)
     }
-    return min(reasons, default="It does not take reasoning apart from the content.")
+    return min(reasons, default="It does not separate reasoning from the content.")
 
 
 def _why_missing(case: dict[str, Any], wanted: list[Any]) -> str:

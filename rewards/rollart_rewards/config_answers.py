@@ -187,7 +187,7 @@ class LengthPenaltyConfig(Options):
     """Options of ``rollart/LengthPenalty-v1``."""
 
     free: Count
-    """Up to this length the reward is 0."""
+    """The reward is 0 up to this length."""
     limit: PositiveInt
     """From this length on the reward is -1. Between the two it falls linearly."""
     unit: Literal["tokens", "words", "chars", "turns"] = "tokens"

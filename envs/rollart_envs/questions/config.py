@@ -50,13 +50,13 @@ class QuestionsConfig(BaseModel):
     """Field of a row with the question, a text or a list of messages. If not set, the first of
     `prompt`, `question` and `messages` that the row has."""
     answer: Name | None = None
-    """Field with the right answer: a text, a number, or a list of which any is accepted. A dot
+    """Field with the correct answer: a text, a number, or a list of accepted answers. A dot
     reads inside an object: `reward_model.ground_truth`. If not set, the first of `answer`,
-    `reference`, `ground_truth` and `solution` that the row has; without one, the right answer is
+    `reference`, `ground_truth` and `solution` that the row has; without one, the correct answer is
     not known."""
     context: dict[Name, Name] = Field(default_factory=dict)
     """Further data for the run's reward: its key -> field of a row. The reward gets all other
-    fields under their own names anyway, and the right answer under ``reference``."""
+    fields under their own names anyway, and the correct answer under ``reference``."""
     prompt: str | None = None
     """Text before every question. If not set, the text of the preset, or none."""
     split: Name = "split"

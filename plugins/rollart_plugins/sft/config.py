@@ -80,13 +80,13 @@ class SftConfig(Section):
     prompt: str | None = None
     """Text before every question. If not set, the text of the preset, or none."""
     shares: dict[Drawn, Share] = Field(default_factory=lambda: dict(SHARES))
-    """Share of each split that the data do not name, drawn by a hash of the question. Rows of
+    """Share of each split that the data do not name, selected by a hash of the question. Rows of
     ``validation`` give the held-out loss. Rows of ``warm`` and ``test`` are not used, so that RL on
     the same file can use them."""
     split_seed: int = 0
     """Seed of the hash."""
     epochs: PositiveInt = 3
-    """Number of passes over the training rows, each in another order."""
+    """Number of passes over the training rows, each in a different order."""
     batch_rows: PositiveInt = 16
     """Number of rows per batch."""
     batch_tokens: PositiveInt | None = None
