@@ -72,7 +72,7 @@ class JudgeConfig(JudgeServer):
     high: Number = 10.0
     """The best grade; it gives a reward of 1."""
     reference: str | None = None
-    """Key of ``info["reward_context"]`` with a correct answer that is shown to the judge. If not set,
+    """Key of ``info["reward_context"]`` with a correct answer to show to the judge. If not set,
     the judge sees no correct answer."""
 
     @model_validator(mode="after")
