@@ -33,7 +33,7 @@ _TO_TRAIN = """To train on it, save this as run.yaml and run `rollart run run.ya
 
   env: {{id: "{}"}}
   model: {{kind: new}}  # for a model that exists: {{path: FOLDER}}
-  warm_start: {{}}      # imitates the environment's oracle() first; remove it if there is none
+  warm_start: {}  # imitates the environment's oracle() first; remove it if there is none
   stop: {{batches: 100}}"""
 
 
@@ -61,7 +61,9 @@ def info(
             ]
             print_table("options", columns, rows_of)
         if described["is"] == registry.SINGULAR["environments"]:
-            typer.echo(_TO_TRAIN.format(plugin_id))
+            splits = described.get("splits")
+            warm = isinstance(splits, list | tuple) and "warm" not in splits
+            typer.echo(_TO_TRAIN.format(plugin_id, "{check_split: train}" if warm else "{}"))
 
 
 def _find(plugin_id: str) -> list[Registered]:

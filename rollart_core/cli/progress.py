@@ -159,7 +159,7 @@ def report_table(report: Mapping[str, object]) -> Group:
 def _add_rewards(held_out: RichTable, report: Mapping[str, object], which: str) -> None:
     """Add the reward and each of its components."""
     both = [mapping(report.get(f"rewards_{when}")) for when in ("before", "after")]
-    for name in dict.fromkeys(name for one in both for name in one):
+    for name in dict.fromkeys(name for one in both for name in one if name != "success"):
         held_out.add_row(f"{name}, {which}", *(interval(one.get(name), name) for one in both))
 
 

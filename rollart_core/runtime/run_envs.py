@@ -364,21 +364,21 @@ class RunEnvs:
 
 
 def few_tasks(run: ResolvedRun, counts: Mapping[str, int | None]) -> list[Problem]:
-    """Return environments with fewer held-out tasks than the config asks for.
+    """Return the problem if there are fewer held-out tasks than the config asks for.
+
+    In a mixture, an environment may repeat the tasks of its share.
 
     Args:
         run: The run.
         counts: Environment -> number of held-out tasks; None: the split has no end.
     """
-    asked, problems = run.config.evaluation, []
-    parts = shares([env.weight for env in run.envs], asked.tasks)
-    for env, share in zip(run.envs, parts, strict=True):
-        count = counts.get(env.name)
-        if "tasks" in asked.model_fields_set and count is not None and share > count:
-            need = f", and its share is {share}" if len(run.envs) > 1 else ""
-            has = f"split {env.evaluation_split!r} of {env.name} has {count} tasks{need}"
-            problems.append(Problem(("evaluation", "tasks"), f"{asked.tasks}: {has}; decrease it"))
-    return problems
+    asked, env = run.config.evaluation, run.envs[0]
+    count = counts.get(env.name)
+    given = "tasks" in asked.model_fields_set and not run.is_mixed
+    if not given or count is None or asked.tasks <= count:
+        return []
+    has = f"split {env.evaluation_split!r} of {env.name} has {count} tasks"
+    return [Problem(("evaluation", "tasks"), f"{asked.tasks}: {has}; decrease it")]
 
 
 def env_ref(env: ResolvedEnv) -> EnvRef:

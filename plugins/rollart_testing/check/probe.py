@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import asdict
 from importlib.metadata import EntryPoint
+from importlib.metadata import entry_points as installed
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,10 @@ def facts(entry_points: list[tuple[str, str]]) -> dict[str, Any]:
     errors = {m: e for m in modules if (e := _import_error(m)) is not None}
     cpu_s = time.process_time() - began
     named = os.environ.pop("ROLLART_PLUGINS", None)
-    own = load(found=[EntryPoint(name, value, GROUP) for name, value in entry_points])
+    # An installed entry point knows its distribution: RollArt's own may have reserved commands.
+    known = {one.value: one for one in installed(group=GROUP)}
+    found = [known.get(value) or EntryPoint(name, value, GROUP) for name, value in entry_points]
+    own = load(found=found)
     loaded = sorted(set(sys.modules) - before)
     if named is not None:
         os.environ["ROLLART_PLUGINS"] = named

@@ -125,13 +125,16 @@ def test_list_of_no_kind(rollart: Run) -> None:
     assert "Did you mean 'algorithms'?" in err
 
 
-def test_info_shows_a_config_that_trains_on_an_environment(rollart: Run, tmp_path: Path) -> None:
-    _, out, _ = rollart("info", "toy/FrozenLake-v1")
+@pytest.mark.parametrize("env", ["toy/FrozenLake-v1", "rollart_testing.envs:FakeEnv"])
+def test_info_shows_a_config_that_trains_on_an_environment(
+    env: str, rollart: Run, tmp_path: Path
+) -> None:
+    _, out, _ = rollart("info", env)  # the second one has no split `warm`
     config = tmp_path / "run.yaml"
     config.write_text(textwrap.dedent(out.partition("`rollart run run.yaml`:\n")[2]))
     code, out, err = rollart("run", str(config), "--dry-run")
     assert (code, err) == (0, "")
-    assert "toy/FrozenLake-v1" in out
+    assert env in out
     assert "run.yaml" not in rollart("info", "grpo")[1]
 
 
@@ -699,3 +702,8 @@ def test_model_new_refuses_a_folder_in_use_and_a_wrong_shape(rollart: Run, tmp_p
     assert code == 1
     assert "siz: unknown key" in err
     assert not (tmp_path / "new").exists()
+
+
+def test_a_plugin_of_rollart_passes_its_check_with_the_reserved_commands(rollart: Run) -> None:
+    code, out, _ = rollart("check", "exact-match", "--json")
+    assert (code, json.loads(out)["passed"]) == (0, True)

@@ -108,7 +108,7 @@ def test_a_resumed_mix_goes_on_in_proportion(tmp_path):
     config.write_text(config.read_text().replace("batches: 2\n  wall_s", "batches: 6\n  wall_s"))
     again = run(tmp_path, resume=run_dir)
     assert again.ok
-    assert again.batches == 4
+    assert again.batches == 6
     checked = audit(run_dir)
     assert checked.ok, checked.violations
     assert trained(run_dir) == {"long": 24, "short": 12}

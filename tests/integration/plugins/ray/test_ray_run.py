@@ -305,7 +305,7 @@ def test_a_deterministic_run_that_loses_a_node_ends_with_the_same_weights_as_inl
 
 
 def test_programs_on_other_nodes_ask_the_gateway(on_ray: dict[str, Any], tmp_path: Path) -> None:
-    agent = {"id": "rollart_testing.agents:FakeAgent", "turns": 2, "tasks": 4}
+    agent = {"id": "rollart_testing.agents:FakeAgent", "turns": 2, "tasks": 8}
     rollout = {"groups_per_batch": 2, "group_size": 2, "max_new_tokens": 4, "max_turns": 3}
     few = {"stop": {"batches": 2}, "algorithm": KEEPS_ALL}
     changes = {**on_ray, **few, "env": agent, "rollout": rollout, "warm_start": None}
