@@ -23,6 +23,7 @@ from rollart_core.config.load import (
     read_run_config,
     validate,
 )
+from rollart_core.config.model import ModelPath
 from rollart_core.config.problems import Problem
 from rollart_core.config.resolve import Resolution, ResolvedEnv, ResolvedRun, resolve_all
 from rollart_core.config.run import RunConfig
@@ -30,6 +31,7 @@ from rollart_core.config.runtime import InlineRuntime, RayRuntime
 from rollart_core.contracts.adapter import split_id
 from rollart_core.errors import ConfigError, UserError, described
 from rollart_core.models.run_template import template_problems
+from rollart_core.models.tokenizer import load_tokenizer
 from rollart_core.plugins import registry
 from rollart_core.runtime.run_envs import few_tasks
 from rollart_core.runtime.workers import WorkersRuntime
@@ -129,12 +131,13 @@ class TaskPreview:
 
 
 def preview_tasks(run: ResolvedRun, source: str | Path) -> list[TaskPreview]:
-    """Build each environment that this process can build quickly; count and read its tasks.
+    """Load the tokenizer of a local model, and read tasks of environments that are built quickly.
 
     Raises:
-        ConfigError: If an environment cannot be built, or has fewer tasks than the config asks for.
+        ConfigError: If the tokenizer or an environment cannot be loaded, or an environment has
+            fewer tasks than the config asks for.
     """
-    found, problems = list[TaskPreview](), list[Problem]()
+    found, problems = list[TaskPreview](), _tokenizer_problems(run.config)
     for i, env in enumerate(run.envs):
         if _needs_more(env):
             continue
@@ -148,6 +151,18 @@ def preview_tasks(run: ResolvedRun, source: str | Path) -> list[TaskPreview]:
     if problems := [*problems, *few_tasks(run, counts)]:
         raise as_error(problems, source)
     return found
+
+
+def _tokenizer_problems(config: RunConfig) -> list[Problem]:
+    """Return why the tokenizer of a model in a local folder, or its template, cannot be loaded."""
+    model = config.model
+    if not isinstance(model, ModelPath) or not Path(model.path).expanduser().is_dir():
+        return []
+    try:
+        load_tokenizer(Path(model.path).expanduser(), model.chat_template_kwargs)
+    except ConfigError as e:
+        return [Problem(("model", "path"), str(e).removeprefix("model.path: "))]
+    return []
 
 
 def _needs_more(env: ResolvedEnv) -> bool:

@@ -707,3 +707,19 @@ def test_model_new_refuses_a_folder_in_use_and_a_wrong_shape(rollart: Run, tmp_p
 def test_a_plugin_of_rollart_passes_its_check_with_the_reserved_commands(rollart: Run) -> None:
     code, out, _ = rollart("check", "exact-match", "--json")
     assert (code, json.loads(out)["passed"]) == (0, True)
+
+
+def test_the_dry_run_loads_the_tokenizer_and_its_template(
+    rollart: Run, repo_root: Path, tmp_path: Path
+) -> None:
+    hello = repo_root / "examples/hello.yaml"
+    model = tmp_path / "model"
+    assert rollart("model", "new", str(model), "--env", "frozenlake", "num_layers=1")[0] == 0
+    asked = ("run", str(hello), f"model={model}", "warm_start=null", "--dry-run")
+    assert rollart(*asked)[0] == 0
+    (model / "chat_template.jinja").unlink()
+    code, _, err = rollart(*asked)
+    assert (code, "has no chat template" in err) == (1, True)
+    (model / "tokenizer.json").write_text("{")
+    code, _, err = rollart(*asked)
+    assert (code, "model.path: " in err, err.count("\n")) == (1, True, 1)
