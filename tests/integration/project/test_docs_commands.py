@@ -16,6 +16,8 @@ import typer
 from rollart_core.cli import COMMANDS, build_app, main
 from rollart_core.config import resolve_plugin
 from rollart_core.config.load import is_suite, read_yaml
+from rollart_core.config.model import NewModel
+from rollart_core.models.new import new_model
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = (
@@ -52,10 +54,18 @@ def shown(leave_out: Sequence[Path] = ()) -> list[str]:
     return sorted({line for line in found if not line.startswith("-")})
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "small"
+    new_model(str(path), NewModel(num_layers=1, vocab_size=320), ["What is 1? 1"], 0)
+    return path
+
+
 @pytest.fixture
-def filled(tmp_path: Path) -> Path:
+def filled(model: Path, tmp_path: Path) -> Path:
     """A folder that can stand for what a person fills in."""
-    (tmp_path / "config.json").write_text("{}")
+    for path in model.iterdir():
+        (tmp_path / path.name).symlink_to(path)
     rows = ({"question": f"What is {n}?", "answer": str(n)} for n in range(4_000))
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return tmp_path
