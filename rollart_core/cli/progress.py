@@ -157,9 +157,10 @@ def report_table(report: Mapping[str, object]) -> Group:
 
 
 def _add_rewards(held_out: RichTable, report: Mapping[str, object], which: str) -> None:
-    """Add the reward and each of its components."""
+    """Add the reward and each of its components, except those that other rows show."""
     both = [mapping(report.get(f"rewards_{when}")) for when in ("before", "after")]
-    for name in dict.fromkeys(name for one in both for name in one if name != "success"):
+    names = dict.fromkeys(name for one in both for name in one)
+    for name in [one for one in names if one not in ("success", "score")]:
         held_out.add_row(f"{name}, {which}", *(interval(one.get(name), name) for one in both))
 
 

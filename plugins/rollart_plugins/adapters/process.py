@@ -153,6 +153,7 @@ class HostProcess:
     def _gone(self) -> EnvironmentFailure:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(CLOSE_S)
+        self._threads[1].join(CLOSE_S)  # its last words may not be read yet
         code = self._process.poll()
         said = first_line(self._stderr[-1]) if self._stderr else "nothing on stderr"
         return EnvironmentFailure(

@@ -195,7 +195,8 @@ def test_the_page_on_checks_names_the_limits(repo_root):
     page = " ".join((repo_root / "docs/reference/checks.md").read_text(encoding="utf-8").split())
     for shown in (
         f"at most {MAX_IMPORT_S:g} s of CPU",
-        f"at most {RANDOM_SHARE:.0%} of the way from the floor to the top, over {NUM_RANDOM}",
+        f"Over {NUM_RANDOM} episodes, the mean reward of [random players]",
+        f"is at most {RANDOM_SHARE:.0%} of the way from the lowest to the highest possible reward",
         f"{NUM_INSTANCES} instances",
     ):
         assert shown in page
