@@ -191,11 +191,11 @@ def engine_verdict(
     verdict = MemoryVerdict("engine", pool.name, num_engines, needed, have)
     if not have or weights + tokens * per_token <= have:
         return verdict
-    capacity = have - weights
-    if capacity < longest * per_token:
+    free_bytes = have - weights
+    if free_bytes < longest * per_token:
         least = _least(lambda n: _holds(model, have, n, longest), devices)
         ways = [f"use {least} devices per engine (engine.tp_size)"] if least else []
-        ways += ["lower rollout.max_context_tokens"] if capacity > 0 else []
+        ways += ["lower rollout.max_context_tokens"] if free_bytes > 0 else []
         ways.append("use devices with more memory")
         says = (
             f"an engine over {devices} device(s) needs {weights / GB:.1f} GB of weights each and "
@@ -204,7 +204,7 @@ def engine_verdict(
         )
         return MemoryVerdict("engine", pool.name, num_engines, needed, have, says, fits=False)
     says = (
-        f"an engine on {pool.name} has memory for {capacity / (tokens * per_token):.0%} of its "
+        f"an engine on {pool.name} has memory for {free_bytes / (tokens * per_token):.0%} of its "
         "concurrent rows: the others wait, or are recomputed. Use more engines, more "
         "devices per engine, or lower rollout.max_concurrent"
     )

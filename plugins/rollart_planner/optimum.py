@@ -270,8 +270,8 @@ class Optimum:
         for name, pool in self._fit.pools.items():
             others = {k: v for k, v in terms[name].items() if k[0] in "zt"}
             left = pool.count - (0.0 if self._program.crowded else _total(others, found))
-            capacity = engine_pool(replace(pool, count=int(left + 1e-6)), group).count
-            engines[name] = int(found[engines_key(name)] + 1e-6) if limited else capacity
+            most = engine_pool(replace(pool, count=int(left + 1e-6)), group).count
+            engines[name] = int(found[engines_key(name)] + 1e-6) if limited else most
         return {name: n for name, n in engines.items() if n}
 
 

@@ -149,9 +149,9 @@ def max_batch(model: ModelShape, pool: Pool, workload: Workload) -> int:
     """
     if not pool.memory_bytes:
         return MAX_BATCH
-    capacity = KV_SHARE * pool.memory_bytes - model.weight_bytes
+    cache_bytes = KV_SHARE * pool.memory_bytes - model.weight_bytes
     row = model.kv_bytes_per_token * max(1.0, held_tokens(workload))
-    return max(0, min(MAX_BATCH, int(capacity / row)))
+    return max(0, min(MAX_BATCH, int(cache_bytes / row)))
 
 
 def training_s(

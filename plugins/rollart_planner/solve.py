@@ -126,14 +126,14 @@ def _engines(
     while asked is not None and sum(engines.values()) < asked:
         ranks = {solution.trainer: found.demand.num_trainer_ranks}
         group = found.demand.engine_devices
-        capacity = [
+        free_pools = [
             p
             for p, n in engines.items()
             if group * (n + 1) + ranks.get(p, 0) <= found.pools[p].count
         ]
-        if not capacity:
+        if not free_pools:
             break
-        busy = max(capacity, key=lambda pool: solution.used[pool] / engines[pool])
+        busy = max(free_pools, key=lambda pool: solution.used[pool] / engines[pool])
         engines[busy] += 1
     return engines
 

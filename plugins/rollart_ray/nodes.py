@@ -39,7 +39,7 @@ def ask_versions(distributions: Sequence[str]) -> Callable[[], dict[str, str]]:
     """Return a function that returns a node's versions."""
     wanted = list(distributions)
 
-    def notify() -> dict[str, str]:
+    def versions() -> dict[str, str]:
         import platform
         from importlib.metadata import PackageNotFoundError, version
 
@@ -51,7 +51,7 @@ def ask_versions(distributions: Sequence[str]) -> Callable[[], dict[str, str]]:
                 found[name] = "none"
         return found
 
-    return notify
+    return versions
 
 
 def differences(driver: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -154,12 +154,12 @@ def check_what_is_missing(
     """
     given = dict(options)
 
-    def notify() -> list[str]:
+    def problems() -> list[str]:
         from rollart_core.config.resolve_plugin import missing
 
         return [problem.within() for problem in missing(kind, plugin_id, given)]
 
-    return notify
+    return problems
 
 
 def check_sandbox_on_node(

@@ -309,16 +309,16 @@ def _check_capacity(
 def _fault(pool: RayPool, nodes: Sequence[Node]) -> str | None:
     """Return what the cluster lacks of a pool; None if nothing."""
     labelled = [n for n in nodes if _is_of(pool, n)]
-    capacity = [_fits(pool, node) for node in labelled]
+    counts = [_fits(pool, node) for node in labelled]
     wants = _amounts(pool.resources) + (
         f" on nodes with {dict(pool.labels)}" if pool.labels else ""
     )
-    if not any(capacity):
+    if not any(counts):
         return f"pool {pool.name!r}: no node of the cluster has {wants}"
-    if sum(capacity) < pool.count:
+    if sum(counts) < pool.count:
         return (
             f"pool {pool.name!r}: {pool.count} devices are requested, but the cluster has "
-            f"{sum(capacity)} ({wants} each): lower its count or add nodes"
+            f"{sum(counts)} ({wants} each): lower its count or add nodes"
         )
     return None
 

@@ -78,7 +78,7 @@ class AgentEpisode(Episode):
                 [plain(list(p)) for p in (asked.messages, asked.tools)],
             )
 
-    def notifies(self) -> list[Any]:
+    def outcomes(self) -> list[Any]:
         """Return the requests and the result."""
         return [[page for _, page in self.pages()], self.verdict]
 
@@ -101,7 +101,7 @@ class AgentSubject(Subject):
         id="unregistered/Agent-v0", entry_point="unregistered:Agent", kind="agent"
     )
     expert, advice = "solve", ""
-    selected = (GOOD,)
+    compared = (GOOD,)
     few_turns = 1
     num_warm_ups, num_rounds, rounds = 1, 3, "3 complete and 3 cancelled episodes"
     noun, begin_call, good_acts = "task", "prepare", "plain responses"

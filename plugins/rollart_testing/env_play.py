@@ -72,7 +72,7 @@ class EnvEpisode(Episode):
             for name, value in step._asdict().items():
                 yield f"turn {turn}: {name}", plain(value)
 
-    def notifies(self) -> list[Any]:
+    def outcomes(self) -> list[Any]:
         """Return observations and rewards."""
         return [[plain(step.observation), step.reward] for step in self.steps]
 
@@ -87,7 +87,7 @@ class EnvSubject(Subject):
 
     default_spec = EnvSpec(id="unregistered/Env-v0", entry_point="unregistered:Env")
     expert = advice = "oracle"
-    selected = (GOOD, Policy("random", "splits/0"), Policy("random", "splits/1"))
+    compared = (GOOD, Policy("random", "splits/0"), Policy("random", "splits/1"))
     few_turns = 3
     num_warm_ups, num_rounds, rounds = 2, 5, "5 times open, play, close"
     noun, begin_call, good_acts = "environment", "reset", "good actions"

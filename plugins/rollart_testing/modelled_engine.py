@@ -230,8 +230,10 @@ class EngineTime:
         self._model = model
         self._pool = pool
         self._max_batch = max_batch
-        capacity = KV_SHARE * pool.memory_bytes - model.weight_bytes
-        self._free_tokens = capacity / model.kv_bytes_per_token if pool.memory_bytes else math.inf
+        cache_bytes = KV_SHARE * pool.memory_bytes - model.weight_bytes
+        self._free_tokens = (
+            cache_bytes / model.kv_bytes_per_token if pool.memory_bytes else math.inf
+        )
         self._waiting: deque[_Row] = deque()
         self._running: list[_Row] = []
         self._done: list[tuple[str, float]] = []

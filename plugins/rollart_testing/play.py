@@ -106,7 +106,7 @@ class Episode(ABC):
         """Yield in order the shown values, as plain values with their place."""
 
     @abstractmethod
-    def notifies(self) -> list[Any]:
+    def outcomes(self) -> list[Any]:
         """Return plain values that identify its task."""
 
     @abstractmethod
@@ -257,7 +257,7 @@ class Subject(ABC):
     """The optional method that gives or takes the best actions."""
     advice: ClassVar[str]
     """The optional method that returns the expert's next action; empty if there is none."""
-    selected: ClassVar[Sequence[Policy]]
+    compared: ClassVar[Sequence[Policy]]
     """Policies whose episodes distinguish tasks with the same first observation."""
     few_turns: ClassVar[int]
     """The number of rounds in which all resources are opened once."""

@@ -170,9 +170,9 @@ def _look(subject: Subject, player: Player, view: View) -> None:
         return
     action = player.call(subject.advice)
     for place, text in view.places:
-        notifies = place != "observation" and _REVEALING.search(place) and text.strip() == action
+        reveals = place != "observation" and _REVEALING.search(place) and text.strip() == action
         expect(
-            not notifies or action in view.offered,
+            not reveals or action in view.offered,
             f"{view.where}: {place} is {action!r}, which equals the expert's next action",
         )
 

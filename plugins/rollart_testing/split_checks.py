@@ -75,9 +75,9 @@ def _first_page(subject: Subject, player: Player, seed: int, options: Options) -
 def _episodes(subject: Subject, player: Player, seed: int, options: Options) -> str:
     played = [
         subject.play(player, policy, options, seed=seed, max_turns=MAX_TURNS)
-        for policy in subject.selected
+        for policy in subject.compared
     ]
-    return _text([one.notifies() for one in played])
+    return _text([one.outcomes() for one in played])
 
 
 def _shown(

@@ -57,11 +57,11 @@ def print_columns(title: str, columns: Sequence[str], rows: Iterable[Sequence[st
     *widths, _ = (max(len(line[n]) for line in lines) for n in range(len(columns)))
     indent = sum(widths) + 2 * len(widths) + 1
     width = shutil.get_terminal_size((_UNLIMITED, 0)).columns
-    capacity = max(20, width - indent) if sys.stdout.isatty() else _UNLIMITED
+    num_columns = max(20, width - indent) if sys.stdout.isatty() else _UNLIMITED
     print(f"\033[1m{title}\033[0m" if sys.stdout.isatty() else title)
     for line in lines:
         start = "".join(f"{cell:{n}}  " for cell, n in zip(line[:-1], widths, strict=True))
-        last = textwrap.wrap(line[-1], capacity) or [""]
+        last = textwrap.wrap(line[-1], num_columns) or [""]
         print("\n".join([f" {start}{last[0]}", *(" " * indent + more for more in last[1:])]))
     print()
 

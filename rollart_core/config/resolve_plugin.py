@@ -133,10 +133,10 @@ def missing(kind: str, plugin_id: str, options: Mapping[str, Any]) -> list[Probl
         options: The options, checked by its config model.
     """
     model = registry.config_model(kind, plugin_id)
-    notify = getattr(model, "missing", None)
+    find_missing = getattr(model, "missing", None)
     found = []
-    if model is not None and notify is not None:
-        told: Mapping[str, str] = notify(model(**options))
+    if model is not None and find_missing is not None:
+        told: Mapping[str, str] = find_missing(model(**options))
         found = [Problem((option,), message) for option, message in told.items()]
     sandbox = options.get("sandbox") if kind in _BOXED else None
     if sandbox is None:

@@ -388,7 +388,7 @@ class TrainerGroup:
         self.on_lost: Callable[[RollartError], None] | None = None
         """Called with ``TrainerLost`` when a rank dies, even if no call is in progress. Otherwise
         a run that waits for the trainer's weights would not notice the loss."""
-        self._telling: asyncio.Task[None] | None = None
+        self._notification: asyncio.Task[None] | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -528,7 +528,7 @@ class TrainerGroup:
         if worker in self._workers and self._lost is None:
             self._lose(f"the {worker.name} process is gone", worker)
             if self.on_lost is not None:
-                self._telling = asyncio.ensure_future(self._notify(worker))
+                self._notification = asyncio.ensure_future(self._notify(worker))
 
     async def _notify(self, dead: Worker) -> None:
         why = await exit_reason(dead)

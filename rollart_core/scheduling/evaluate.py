@@ -159,9 +159,9 @@ def summarise(
         name: summarise(some, cluster_of) for name, some in by_env.items() if len(by_env) > 1
     }
     good = [t for t in trajectories if t.failure is None]
-    selected = {t.ticket.task.env_id for t in good if t.success is not None}
-    told = [t for t in good if t.ticket.task.env_id in selected]
-    wins = by_task(told, _task, lambda t: float(bool(t.success)))
+    reporting = {t.ticket.task.env_id for t in good if t.success is not None}
+    judged = [t for t in good if t.ticket.task.env_id in reporting]
+    wins = by_task(judged, _task, lambda t: float(bool(t.success)))
     scores = by_task(good, _task, lambda t: t.score or 0.0)
     tasks = dict.fromkeys(map(_task, trajectories))
     clusters = clusters_of((t.ticket.task for t in trajectories), cluster_of)

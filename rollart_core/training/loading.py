@@ -323,10 +323,10 @@ def _check_alike(files: TensorFiles, one: Recipe, other: Recipe, name: str) -> N
     shape = one.shape(files)
     alike = other.shape(files) == shape
     for first in range(0, shape[0] if alike else 0, COMPARED_ROWS):
-        capacity = torch.empty(2, min(COMPARED_ROWS, shape[0] - first), *shape[1:])
-        for recipe, into in zip((one, other), capacity, strict=True):
+        blocks = torch.empty(2, min(COMPARED_ROWS, shape[0] - first), *shape[1:])
+        for recipe, into in zip((one, other), blocks, strict=True):
             recipe.fill(files, into, first)
-        alike = alike and torch.equal(capacity[0], capacity[1])
+        alike = alike and torch.equal(blocks[0], blocks[1])
     if not alike:
         raise Unfit(f"the files have separate values for {name}, which the model ties")
 

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from rollart_core.config.base import Seed
 from rollart_envs.questions.presets import PRESETS
@@ -30,6 +38,22 @@ Name = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Drawn = Literal["warm", "validation", "test"]
 SHARES: Final[Mapping[Drawn, float]] = {"warm": 0.05, "validation": 0.1, "test": 0.1}
+
+
+def _with_defaults(shares: Any) -> Any:
+    return {**SHARES, **shares} if isinstance(shares, Mapping) else shares
+
+
+def _with_training(shares: dict[Drawn, float]) -> dict[Drawn, float]:
+    if sum(shares.values()) >= 1:
+        raise ValueError(f"add up to {sum(shares.values()):g}; they must leave some for train")
+    return shares
+
+
+Shares = Annotated[
+    dict[Drawn, Share], BeforeValidator(_with_defaults), AfterValidator(_with_training)
+]
+"""Split -> share; splits that are not given have the shares of :data:`SHARES`."""
 
 
 class QuestionsConfig(BaseModel):
@@ -61,7 +85,7 @@ class QuestionsConfig(BaseModel):
     """Text before every question. If not set, the text of the preset, or none."""
     split: Name = "split"
     """Field of a row that names its split, if the row has the field."""
-    shares: dict[Drawn, Share] = Field(default_factory=lambda: dict(SHARES))
+    shares: Shares = Field(default_factory=lambda: dict(SHARES))
     """Share of each split that the dataset does not name. Its questions are drawn from ``train`` by
     a hash of the question, so a question stays in its split when rows are added."""
     split_seed: Seed = 0
@@ -77,18 +101,6 @@ class QuestionsConfig(BaseModel):
         if isinstance(value, Mapping):
             return {name: str(path) for name, path in value.items()}
         return value
-
-    @field_validator("shares", mode="before")
-    @classmethod
-    def _with_defaults(cls, value: Any) -> Any:
-        return {**SHARES, **value} if isinstance(value, Mapping) else value
-
-    @field_validator("shares")
-    @classmethod
-    def _leaves_some(cls, shares: dict[str, float]) -> dict[str, float]:
-        if sum(shares.values()) >= 1:
-            raise ValueError(f"add up to {sum(shares.values()):g}; they must leave some for train")
-        return shares
 
     @model_validator(mode="after")
     def _of_a_file(self) -> QuestionsConfig:

@@ -187,9 +187,9 @@ async def extract_patch(
         if result.exit_code != 0 or result.timed_out:
             raise PatchError(f"{' '.join(command)} failed in {repo_dir}: {_said(result)[-500:]}")
     if result.truncated:
-        capacity = len(result.stdout)
+        num_bytes = len(result.stdout)
         raise PatchError(
-            f"the changes in {repo_dir} are larger than the {capacity} bytes given back"
+            f"the changes in {repo_dir} are larger than the {num_bytes} bytes given back"
         )
     changes = file_changes(result.stdout.decode("utf-8", "surrogateescape"))
     return "".join(c.text for c in changes if not (c.is_binary or c.is_repository))

@@ -354,8 +354,10 @@ async def _logged(
     result = await _exec(sandbox, ("bash", "-c", command), workspace, needs, timeout_s)
     log = _said(result)
     if result.truncated:  # the results in its middle are lost
-        capacity = len(result.stdout)
-        raise _NoProof(f"the log is longer than the {capacity} bytes that the box gives back", log)
+        num_bytes = len(result.stdout)
+        raise _NoProof(
+            f"the log is longer than the {num_bytes} bytes that the sandbox returns", log
+        )
     try:
         said = between_markers(log, nonce)
     except MarkersMissing as error:

@@ -319,25 +319,25 @@ class EmbeddedEngine(InferenceEngine):
 
         Requests that need one token come first, because this step produces their next sample.
         """
-        capacity = runner.max_batch_tokens
+        budget = runner.max_batch_tokens
         work: list[tuple[ActiveRequest, int]] = []
         longer: list[ActiveRequest] = []
         for active in self._running:
             session = active.session
             assert session is not None
             if session.length - session.num_kv == 1 and session.settled:
-                if capacity:
+                if budget:
                     work.append((active, 1))
-                    capacity -= 1
+                    budget -= 1
             else:
                 longer.append(active)
         for active in longer:
-            if capacity and self._settle(active, runner):
+            if budget and self._settle(active, runner):
                 session = active.session
                 assert session is not None
-                count = min(capacity, session.length - session.num_kv)
+                count = min(budget, session.length - session.num_kv)
                 work.append((active, count))
-                capacity -= count
+                budget -= count
         return work
 
     def _settle(self, active: ActiveRequest, runner: Runner) -> bool:

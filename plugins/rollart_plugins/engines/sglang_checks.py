@@ -1,4 +1,4 @@
-"""Checks of a server: the same model, the same tokens, and sufficient capacity.
+"""Checks of a server: the same model, the same tokens, and sufficient limit.
 
 Takes: the local model folder, and the information of the server. Gives: facts, or a one-line
 difference. Never: imports torch, or changes the server.
@@ -104,7 +104,7 @@ async def check_server(
         launched: Whether this engine launched the server, with its model and flags.
 
     Raises:
-        ConfigError: If it has another model, another tokenizer or too little capacity, or cannot be
+        ConfigError: If it has another model, another tokenizer or too little limit, or cannot be
             used for training.
     """
     info = await client.get(dialect.MODEL_INFO)
@@ -135,10 +135,10 @@ def _trouble(
             "has several replicas (dp_size), which do not support weight updates; use more "
             "engines instead"
         )
-    capacity = about.get("max_req_input_len")
-    if capacity is not None and int(capacity) + 1 < max_tokens:
+    limit = about.get("max_req_input_len")
+    if limit is not None and int(limit) + 1 < max_tokens:
         return (
-            f"accepts at most {capacity} tokens, but rollout.max_context_tokens is {max_tokens}: "
+            f"accepts at most {limit} tokens, but rollout.max_context_tokens is {max_tokens}: "
             f"start it with --context-length {max_tokens + dialect.CONTEXT_MARGIN}, or lower "
             "rollout.max_context_tokens"
         )

@@ -44,9 +44,9 @@ def new_folder(kind: str, folder: str | None) -> Path:
     for left in home.glob(f"{prefix}*"):
         if is_left(left.name):
             shutil.rmtree(left, ignore_errors=True)
-    made = Path(tempfile.mkdtemp(prefix=f"{prefix}{stamp()}", dir=home))
-    made.chmod(0o755)  # the server can run as another user
-    return made
+    path = Path(tempfile.mkdtemp(prefix=f"{prefix}{stamp()}", dir=home))
+    path.chmod(0o755)  # the server can run as another user
+    return path
 
 
 def write_model(folder: Path, tensors: Iterable[Named], bucket_bytes: int = BUCKET_BYTES) -> int:

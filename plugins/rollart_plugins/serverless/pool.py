@@ -1,6 +1,6 @@
 """The `pool` backend: worker processes on this machine, started on demand and stopped when idle.
 
-    call -> pieces -> the least busy worker with capacity, or a new one -> answers
+    call -> pieces -> the least busy worker with is_free, or a new one -> answers
                       idle for idle_s: stopped | hangs past its deadline: killed and replaced
 
 Takes: calls. Gives: answers of a reward that runs in other processes. If the reward damages its
@@ -241,7 +241,7 @@ class PoolBackend(RemoteBackend[PoolConfig]):
     # Assignment
 
     async def _lend(self, weight: int) -> PoolWorker:
-        """Return a worker with capacity for the requests, which are counted as its own."""
+        """Return a worker with is_free for the requests, which are counted as its own."""
         if self._closed:
             raise self._is_closed()
         worker = None if self._waiting else self._pick(weight)
@@ -259,13 +259,13 @@ class PoolBackend(RemoteBackend[PoolConfig]):
             raise
 
     def _pick(self, weight: int) -> PoolWorker | None:
-        """Return the least busy worker with capacity; start another if none is idle."""
+        """Return the least busy worker with is_free; start another if none is idle."""
         live = [worker for worker in self._workers if not worker.retired]
         best = min(live, key=lambda worker: worker.num_busy, default=None)
         if best is None or best.num_busy:
             self._grow()
-        capacity = best is not None and best.num_busy + weight <= self.config.num_threads
-        if best is None or not (capacity or best.num_busy == 0):
+        is_free = best is not None and best.num_busy + weight <= self.config.num_threads
+        if best is None or not (is_free or best.num_busy == 0):
             return None
         best.num_busy += weight
         return best

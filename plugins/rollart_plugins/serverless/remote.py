@@ -246,9 +246,9 @@ class RemoteBackend(RewardBackend, Generic[ConfigT]):
             return
         places: list[int] = []
         most = self.piece_of(len(encoded))
-        capacity, used = self._limits.request_bytes - _HEAD_BYTES, 0
+        limit, used = self._limits.request_bytes - _HEAD_BYTES, 0
         for place, body in encoded.items():
-            if places and (used + len(body) > capacity or len(places) >= most):
+            if places and (used + len(body) > limit or len(places) >= most):
                 yield self._piece(call, encoded, places)
                 places, used = [], 0
             places.append(place)

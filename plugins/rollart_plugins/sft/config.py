@@ -26,7 +26,7 @@ from rollart_core.config.model import ModelPath, NewModel
 from rollart_core.config.problems import of_validation
 from rollart_core.config.training import LoRA, Trainer
 from rollart_core.errors import ConfigError
-from rollart_envs.questions.config import SHARES, Drawn, Share
+from rollart_envs.questions.config import SHARES, Shares
 
 _CONFIGS = (".yaml", ".yml")
 
@@ -79,7 +79,7 @@ class SftConfig(Section):
     conversation with answers needs no such field."""
     prompt: str | None = None
     """Text before every question. If not set, the text of the preset, or none."""
-    shares: dict[Drawn, Share] = Field(default_factory=lambda: dict(SHARES))
+    shares: Shares = Field(default_factory=lambda: dict(SHARES))
     """Share of each split that the data do not name, selected by a hash of the question. Rows of
     ``validation`` give the held-out loss. Rows of ``warm`` and ``test`` are not used, so that RL on
     the same file can use them."""
@@ -130,13 +130,6 @@ class SftConfig(Section):
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
-
-    @field_validator("shares")
-    @classmethod
-    def _leaves_some(cls, shares: dict[str, float]) -> dict[str, float]:
-        if sum(shares.values()) >= 1:
-            raise ValueError(f"add up to {sum(shares.values()):g}; they must leave some for train")
-        return shares
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> SftConfig:

@@ -50,6 +50,10 @@ class XmlFormat(ToolFormat):
     """The end of an argument."""
     ends: str
     """The end of a call."""
+    written_call: str
+    """A call, with ``{name}`` and ``{arguments}``."""
+    written_argument: str
+    """An argument, with ``{key}`` and ``{value}``."""
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """Parse one message."""
@@ -75,7 +79,10 @@ class XmlFormat(ToolFormat):
 
     def written(self, call: ToolCall) -> str:
         """Return one call."""
-        raise NotImplementedError
+        name, arguments = function(call)
+        values = json.loads(arguments).items()
+        written = (self.written_argument.format(key=k, value=bare(v)) for k, v in values)
+        return self.written_call.format(name=name, arguments="".join(written))
 
     def _take(self, found: Found, text: str, call: re.Match[str], tools: Sequence[ToolSpec]) -> int:
         """Take the call at a position. Return its end."""
@@ -129,15 +136,8 @@ class Qwen3Coder(XmlFormat):
     call = re.compile(r"\s*<function=([^>\n]+)>")
     key = re.compile(r"\s*<parameter=([^>\n]+)>\n?")
     value_ends = re.compile(r"\n?</parameter>(?=\s*(<parameter=|</function>|\Z))")
-
-    def written(self, call: ToolCall) -> str:
-        """Return one call."""
-        name, arguments = function(call)
-        parameters = "".join(
-            f"<parameter={key}>\n{bare(value)}\n</parameter>\n"
-            for key, value in json.loads(arguments).items()
-        )
-        return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+    written_call = "<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>"
+    written_argument = "<parameter={key}>\n{value}\n</parameter>\n"
 
     def _start(self, text: str, at: int) -> re.Match[str] | None:
         """Return the next mark. Policies often omit the outer one."""
@@ -154,15 +154,8 @@ class Glm45(XmlFormat):
     call = re.compile(r"(?<=<tool_call>)\s*([^<>\s]+)")
     key = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>")
     value_ends = re.compile(r"</arg_value>(?=\s*(<arg_key>|</tool_call>|\Z))")
-
-    def written(self, call: ToolCall) -> str:
-        """Return one call."""
-        name, arguments = function(call)
-        pairs = "".join(
-            f"<arg_key>{key}</arg_key>\n<arg_value>{bare(value)}</arg_value>\n"
-            for key, value in json.loads(arguments).items()
-        )
-        return f"<tool_call>{name}\n{pairs}</tool_call>"
+    written_call = "<tool_call>{name}\n{arguments}</tool_call>"
+    written_argument = "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
 
     def _after_mark(self, text: str, at: int) -> int:
         ends = re.compile(r"(?=<tool_call>)|</tool_call>|\Z").search(text, at)
@@ -181,21 +174,14 @@ class MiniMaxM2(XmlFormat):
     call = re.compile(r"\s*<invoke name=\"?([^\">\n]+)\"?>")
     key = re.compile(r"\s*<parameter name=\"?([^\">\n]+)\"?>")
     value_ends = re.compile(r"</parameter>(?=\s*(<parameter name=|</invoke>|\Z))")
+    written_call = '<invoke name="{name}">\n{arguments}</invoke>\n'
+    written_argument = '<parameter name="{key}">{value}</parameter>\n'
 
     def render(self, message: ParsedMessage) -> str:
         """Return the message; all calls are in one block."""
         calls = "".join(map(self.written, message.calls))
         block = f"{self.opens}\n{calls}{self.closes}" if calls else ""
         return with_thought(message.reasoning, "\n".join(filter(None, [message.content, block])))
-
-    def written(self, call: ToolCall) -> str:
-        """Return one call."""
-        name, arguments = function(call)
-        parameters = "".join(
-            f'<parameter name="{key}">{bare(value)}</parameter>\n'
-            for key, value in json.loads(arguments).items()
-        )
-        return f'<invoke name="{name}">\n{parameters}</invoke>\n'
 
 
 def bare(value: object) -> str:

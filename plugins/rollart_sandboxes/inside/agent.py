@@ -63,9 +63,9 @@ class Output:
         self.cut = False
 
     def add(self, data: bytes) -> None:
-        can_send = self.head_limit - len(self.head)
-        self.head += data[:can_send]
-        self.tail += data[can_send:]
+        left = self.head_limit - len(self.head)
+        self.head += data[:left]
+        self.tail += data[left:]
         if len(self.tail) > self.tail_limit:
             self.cut = True
             if len(self.tail) > 2 * self.tail_limit + CHUNK:

@@ -148,10 +148,10 @@ def distrust(notes: Dict[str, Note]) -> None:
 CHUNK = 1 << 18
 KEY = os.urandom(32)
 # An overlay behaves as the file system of its upper folder, which is on a disk.
-CHANGE_FIELDS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
+WITH_CHANGE_TIMES = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"}
 
 
-class ChangeMarks:
+class ChangeTimes:
     """The file systems that update the change time at every write to a file."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class ChangeMarks:
     def of(self, handle: int, device: int) -> bool:
         """Return whether a file's file system does; an unknown one counts as one that does not."""
         if device not in self.devices:
-            self.devices[device] = kind(handle) in CHANGE_FIELDS
+            self.devices[device] = kind(handle) in WITH_CHANGE_TIMES
         return self.devices[device]
 
 
@@ -230,7 +230,7 @@ class Packing:
 
     def __init__(self, roots: List[str]) -> None:
         self.folders = Folders(roots)
-        self.selected = ChangeMarks()
+        self.change_times = ChangeTimes()
         self.notes: Dict[str, Note] = {}
         self.num_notes = self.at = 0
         self.links: Dict[Tuple[int, int], str] = {}
@@ -316,8 +316,8 @@ class Packing:
             spans = data_spans(handle, found)
             length = sum(length for _, length in spans)
             yield from self.record(path, note, "f", [found.st_size, spans], length)
-            selected = self.selected.of(handle, found.st_dev)
-            whole = None if selected else hasher(found.st_size, spans)
+            has_times = self.change_times.of(handle, found.st_dev)
+            whole = None if has_times else hasher(found.st_size, spans)
             for start, length in spans:
                 for data in span(handle, start, length):
                     if whole is not None:

@@ -76,11 +76,11 @@ class Session:
 
     def corpus(self) -> Any:
         """Yield text for a tokenizer, up to about ``MAX_CORPUS_CHARS`` characters."""
-        capacity = MAX_CORPUS_CHARS
+        left = MAX_CORPUS_CHARS
         for text in self._env.corpus():
             yield text
-            capacity -= len(text)
-            if capacity < 0:
+            left -= len(text)
+            if left < 0:
                 return
 
     def close(self) -> None:

@@ -85,15 +85,15 @@ def machine() -> list[Finding]:
     memory = f"{found.available_bytes / _GIB:.1f} of {found.memory_bytes / _GIB:.1f} GiB available"
     group = own_group("memory")
     version = "none" if group is None else "1" if (group / "tasks").exists() else "2"
-    capacity = Finding("disk", "ok", f"{disk / _GIB:.1f} GiB free for temporary files")
+    disk_space = Finding("disk", "ok", f"{disk / _GIB:.1f} GiB free for temporary files")
     if disk < _LITTLE_DISK:
         mend = "free disk space: snapshots of sandboxes are stored there"
-        capacity = Finding("disk", "warn", capacity.says, mend)
+        disk_space = Finding("disk", "warn", disk_space.says, mend)
     return [
         Finding("memory", "ok", memory + where),
         Finding("processors", "ok", f"{found.num_cpus:g}"),
         Finding("cgroups", "warn" if group is None else "ok", f"version {version} limits memory"),
-        capacity,
+        disk_space,
         Finding("ledger", "ok", str(ledger.folder)),
     ]
 

@@ -60,8 +60,8 @@ async def collect_garbage(ledger: LiveSandboxes, *, sweep: Iterable[str] = ()) -
         done.failed.extend(f"{record.name}: {fault}" for fault in faults)
         if not faults:
             done.removed.append(f"{record.name} ({record.sandbox}, of process {record.pid})")
-    for isolation in sweep:
-        await _sweep(isolation, done)
+    for name in sweep:
+        await _sweep(name, done)
     return done
 
 

@@ -87,14 +87,14 @@ class Line:
         self.labels = labels(path.stem)
         _open.add(self)
 
-    def notify(self, **facts: object) -> None:
+    def update(self, **facts: object) -> None:
         """Add fields of the record, such as ``ready_at``."""
         if self._fd is not None:
             os.write(self._fd, json.dumps(facts).encode() + b"\n")
 
     def leaves(self, kind: str, what: str) -> None:
         """Record an item that exists on the host until the sandbox is closed."""
-        self.notify(left=[kind, what])
+        self.update(left=[kind, what])
 
     def close(self, *, is_gone: bool = True) -> None:
         """Remove the sandbox from the ledger; may be called twice.
@@ -139,7 +139,7 @@ class LiveSandboxes:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         line = Line(path, fd)
-        line.notify(
+        line.update(
             sandbox=record.sandbox,
             owner=record.owner,
             opened_at=record.opened_at,

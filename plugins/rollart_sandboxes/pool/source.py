@@ -244,7 +244,7 @@ class SandboxPool:
                 assert kept.sandbox is not None
                 result = await kept.sandbox.exec(["true"], timeout_s=_PROBE_S)
                 if result.exit_code == 0:
-                    kept.line.notify(is_idle=False)
+                    kept.line.update(is_idle=False)
                     return kept
             except (EpisodeError, OSError):
                 pass
@@ -278,7 +278,7 @@ class SandboxPool:
             kept.sandbox.line = line
             with boundary(SandboxFailure, "sandbox.start"):
                 await kept.sandbox.start()
-                line.notify(ready_at=time.time())
+                line.update(ready_at=time.time())
             self._admission.look_again()
         except BaseException:
             await self._closed(kept)
@@ -311,7 +311,7 @@ class SandboxPool:
                     return
             kept = await self._started(line, needs, request.ttl_s)
             kept.since = time.monotonic()
-            line.notify(is_idle=True)
+            line.update(is_idle=True)
             self._stock.append(kept)
             if self._tending is None or self._tending.done():
                 self._tending = self._spawn(self._tend(), set())

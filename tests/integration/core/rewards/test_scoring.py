@@ -124,19 +124,19 @@ def run(
     MADE.clear()
 
     async def main() -> Any:
-        capacity = RewardService(
+        service = RewardService(
             RewardServicePlan(scoring, backends or (backend(),), reward_s), told
         )
         try:
-            return await use(capacity)
+            return await use(service)
         finally:
-            await capacity.close()
+            await service.close()
 
     return run_virtual(main()), told
 
 
-def scores(capacity: RewardService, n: int = 1, **spec: Any) -> Awaitable[list[Any]]:
-    score = capacity.scorer(reward(**spec))
+def scores(service: RewardService, n: int = 1, **spec: Any) -> Awaitable[list[Any]]:
+    score = service.scorer(reward(**spec))
     requests = [example_request(i / 10, index=i) for i in range(n)]
     return asyncio.gather(*(score(r) for r in requests), return_exceptions=True)
 
@@ -146,9 +146,9 @@ def values(results: Sequence[Any]) -> list[float]:
 
 
 def test_without_a_reward_the_return_counts_and_nobody_is_asked() -> None:
-    async def use(capacity: RewardService) -> Any:
-        capacity.on_played = lambda ticket, attempt: pytest.fail("its place was never held")
-        return await capacity.scorer(None)(example_request(0.3))
+    async def use(service: RewardService) -> Any:
+        service.on_played = lambda ticket, attempt: pytest.fail("its place was never held")
+        return await service.scorer(None)(example_request(0.3))
 
     result, _ = run(use)
     assert result.value == 0.3
@@ -156,7 +156,7 @@ def test_without_a_reward_the_return_counts_and_nobody_is_asked() -> None:
 
 
 def test_requests_are_batched_and_answers_keep_their_order() -> None:
-    results, _ = run(lambda capacity: scores(capacity, 7), batch_size=3, max_concurrent=2)
+    results, _ = run(lambda service: scores(service, 7), batch_size=3, max_concurrent=2)
     assert values(results) == [i / 10 for i in range(7)]
     sizes = [len(call.requests) for call in MADE[0].calls]
     assert sum(sizes) == 7
@@ -165,8 +165,8 @@ def test_requests_are_batched_and_answers_keep_their_order() -> None:
 
 
 def test_a_call_waits_to_be_filled_but_not_for_ever() -> None:
-    async def use(capacity: RewardService) -> Any:
-        first = asyncio.ensure_future(scores(capacity))
+    async def use(service: RewardService) -> Any:
+        first = asyncio.ensure_future(scores(service))
         await asyncio.sleep(0)
         assert not MADE[0].calls
         return await first
@@ -179,9 +179,9 @@ def test_no_more_calls_at_once_than_there_are_places() -> None:
     path = "rollart_testing:FaultyBackend"
     faulty = plugin("reward_backends", RewardBackendSpec(id=path, entry_point=path), mean_s=0.001)
 
-    async def use(capacity: RewardService) -> Any:
-        score = capacity.scorer(reward())
-        made = capacity._queues[FAKE]._deps.clients[0].backend
+    async def use(service: RewardService) -> Any:
+        score = service.scorer(reward())
+        made = service._queues[FAKE]._deps.clients[0].backend
         assert isinstance(made, FaultyBackend)
         await asyncio.gather(*(score(example_request(index=i)) for i in range(12)))
         return made.num_most
@@ -232,13 +232,13 @@ def test_tries_come_to_an_end() -> None:
 
 
 def test_only_what_is_open_is_asked_again() -> None:
-    results, _ = run(lambda capacity: scores(capacity, 3), backend("half is late"), batch_size=3)
+    results, _ = run(lambda service: scores(service, 3), backend("half is late"), batch_size=3)
     assert values(results) == [0.0, 0.1, 0.2]
     assert [len(call.requests) for call in MADE[0].calls] == [3, 1]
 
 
 def test_one_that_cannot_be_scored_does_not_fail_the_others() -> None:
-    results, _ = run(lambda capacity: scores(capacity, 3), backend("one fails"), batch_size=3)
+    results, _ = run(lambda service: scores(service, 3), backend("one fails"), batch_size=3)
     assert isinstance(results[0], RewardFailure)
     assert values(results[1:]) == [0.1, 0.2]
 
@@ -256,7 +256,7 @@ def test_one_that_fails_its_whole_call_does_not_fail_the_others(
     error: Exception, num_alone: int
 ) -> None:
     results, told = run(
-        lambda capacity: scores(capacity, 3),
+        lambda service: scores(service, 3),
         backend(*[Poison(error)] * 9),
         batch_size=3,
         max_tries=3,
@@ -270,10 +270,10 @@ def test_one_that_fails_its_whole_call_does_not_fail_the_others(
 
 
 def test_what_is_too_large_does_not_fail_what_may_go_better() -> None:
-    results, _ = run(lambda capacity: scores(capacity, 3), backend("too large"), batch_size=3)
+    results, _ = run(lambda service: scores(service, 3), backend("too large"), batch_size=3)
     assert values(results) == [0.0, 0.1, 0.2]
     results, _ = run(
-        lambda capacity: scores(capacity, 2),
+        lambda service: scores(service, 2),
         backend("too large", BackendFailure("too large", again=False)),
         batch_size=2,
     )
@@ -297,16 +297,16 @@ def test_a_call_that_hangs_is_tried_again_within_the_deadline() -> None:
 
 
 def test_time_runs_from_the_first_try_on_and_not_in_the_queue() -> None:
-    run(lambda capacity: scores(capacity, 4), backend(*[0.05] * 4), max_concurrent=1, reward_s=60)
+    run(lambda service: scores(service, 4), backend(*[0.05] * 4), max_concurrent=1, reward_s=60)
     assert len(MADE[0].calls) == 4
     assert [call.deadline_s for call in MADE[0].calls] == [pytest.approx(60)] * 4
 
 
 def test_a_slow_call_is_hedged_and_the_first_answer_counts() -> None:
-    async def use(capacity: RewardService) -> Any:
+    async def use(service: RewardService) -> Any:
         for _ in range(20):
-            await scores(capacity)
-        return await scores(capacity)
+            await scores(service)
+        return await scores(service)
 
     script = [0.0] * 20 + [60.0, 0.0]
     hedge = Hedge(least_s=0.01, max_share=0.1)
@@ -318,11 +318,11 @@ def test_a_slow_call_is_hedged_and_the_first_answer_counts() -> None:
 
 
 def test_a_hedge_gives_its_place_back_however_it_ends() -> None:
-    async def use(capacity: RewardService) -> Any:
-        await scores(capacity, 20)
-        await scores(capacity, 8)
+    async def use(service: RewardService) -> Any:
+        await scores(service, 20)
+        await scores(service, 8)
         await asyncio.sleep(0.01)
-        return capacity._queues[FAKE]._deps.slots.num_free
+        return service._queues[FAKE]._deps.slots.num_free
 
     hedge = Hedge(least_s=0.001, max_share=1)
     free, told = run(use, backend(*[0.0] * 20, *[0.02] * 8), hedge=hedge, max_concurrent=16)
@@ -331,10 +331,10 @@ def test_a_hedge_gives_its_place_back_however_it_ends() -> None:
 
 
 def test_a_hedge_needs_a_free_place() -> None:
-    async def use(capacity: RewardService) -> Any:
+    async def use(service: RewardService) -> Any:
         for _ in range(20):
-            await scores(capacity)
-        return await scores(capacity)
+            await scores(service)
+        return await scores(service)
 
     script = [0.0] * 20 + [0.05]
     _, told = run(use, backend(*script), hedge=Hedge(least_s=0.01), max_concurrent=1)
@@ -394,10 +394,10 @@ def test_a_breaker_lets_one_trial_through() -> None:
 
 
 def test_a_place_is_free_as_soon_as_an_episode_has_played() -> None:
-    async def use(capacity: RewardService) -> Any:
+    async def use(service: RewardService) -> Any:
         played: list[tuple[str, int]] = []
-        capacity.on_played = lambda ticket, attempt: played.append((ticket, attempt))
-        await scores(capacity)
+        service.on_played = lambda ticket, attempt: played.append((ticket, attempt))
+        await scores(service)
         return played
 
     assert run(use)[0] == [("group-0.0", 0)]
@@ -405,12 +405,12 @@ def test_a_place_is_free_as_soon_as_an_episode_has_played() -> None:
 
 
 def test_a_group_waits_until_it_is_asked_for_and_is_scored_whole() -> None:
-    async def use(capacity: RewardService) -> Any:
-        capacity.on_played = lambda ticket, attempt: None
-        waiting = asyncio.ensure_future(scores(capacity, 3, group=True))
+    async def use(service: RewardService) -> Any:
+        service.on_played = lambda ticket, attempt: None
+        waiting = asyncio.ensure_future(scores(service, 3, group=True))
         await asyncio.sleep(0.001)
         assert not MADE[0].calls
-        capacity.score_group([f"group-0.{i}" for i in range(3)])
+        service.score_group([f"group-0.{i}" for i in range(3)])
         return await waiting
 
     results, _ = run(use, backend(BackendFailure("503")))
@@ -419,28 +419,28 @@ def test_a_group_waits_until_it_is_asked_for_and_is_scored_whole() -> None:
 
 
 def test_a_group_fails_as_one_and_alone_it_is_scored_alone() -> None:
-    async def use(capacity: RewardService) -> Any:
-        capacity.on_played = lambda ticket, attempt: None
-        waiting = asyncio.ensure_future(scores(capacity, 2, group=True))
+    async def use(service: RewardService) -> Any:
+        service.on_played = lambda ticket, attempt: None
+        waiting = asyncio.ensure_future(scores(service, 2, group=True))
         await asyncio.sleep(0)
-        capacity.score_group(["group-0.0", "group-0.1", "not there"])
+        service.score_group(["group-0.0", "group-0.1", "not there"])
         return await waiting
 
     results, _ = run(use, backend("one fails"))
     assert [type(result) for result in results] == [RewardFailure] * 2
-    results, _ = run(lambda capacity: scores(capacity, 2, group=True))
+    results, _ = run(lambda service: scores(service, 2, group=True))
     assert values(results) == [0.0, 0.1]
     assert [len(c.requests) for c in MADE[0].calls] == [1, 1]
 
 
 def test_a_group_that_loses_a_member_while_it_is_scored_gets_its_scores() -> None:
-    async def use(capacity: RewardService) -> Any:
-        capacity.on_played = lambda ticket, attempt: None
-        score = capacity.scorer(reward(group=True))
+    async def use(service: RewardService) -> Any:
+        service.on_played = lambda ticket, attempt: None
+        score = service.scorer(reward(group=True))
         requests = [example_request(i / 10, index=i) for i in range(3)]
         members = [asyncio.ensure_future(score(request)) for request in requests]
         await asyncio.sleep(0.001)
-        capacity.score_group([request.ticket_id for request in requests])
+        service.score_group([request.ticket_id for request in requests])
         while not MADE[0].calls:
             await asyncio.sleep(0.001)
         members[0].cancel()
@@ -453,13 +453,13 @@ def test_a_group_that_loses_a_member_while_it_is_scored_gets_its_scores() -> Non
 
 
 def test_nobody_waits_for_a_cancelled_trajectory() -> None:
-    async def use(capacity: RewardService) -> Any:
-        task = asyncio.ensure_future(scores(capacity, 2))
+    async def use(service: RewardService) -> Any:
+        task = asyncio.ensure_future(scores(service, 2))
         await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await asyncio.sleep(0.01)
-        return capacity._queues[FAKE].gauges()
+        return service._queues[FAKE].gauges()
 
     gauges, _ = run(use, backend(60.0, 60.0), max_concurrent=1)
     assert gauges == {"waiting": 0.0, "in_flight": 0.0}
@@ -480,9 +480,9 @@ def test_requests_carry_what_the_reward_needs() -> None:
 
 
 def test_what_scores_cost_is_counted() -> None:
-    async def use(capacity: RewardService) -> Any:
-        await scores(capacity, 4)
-        return capacity.metrics()
+    async def use(service: RewardService) -> Any:
+        await scores(service, 4)
+        return service.metrics()
 
     numbers, _ = run(use, backend(BackendFailure("503")), max_concurrent=1)
     wanted = {"scores": 4, "calls": 5, "invocations": 5, "retries": 1, "failed": 0, "gb_s": 2.0}

@@ -96,7 +96,7 @@ def test_a_log_without_its_middle_proves_nothing(bench):
     sandboxes = sandbox_source({"id": "bubblewrap", "output_bytes": 4000})
     report = loop.run(judge_patch(sandboxes, task, tree, task.patch, needs))
     assert report.grade.resolution == "none"
-    assert report.why == "the log is longer than the 4000 bytes that the box gives back"
+    assert report.why == "the log is longer than the 4000 bytes that the sandbox returns"
 
 
 FORGED = "def area(w, h):\n    return 0\n\n\ndef edge(w, h):\n    return 2 * (w + h)\n"

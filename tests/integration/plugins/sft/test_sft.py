@@ -46,7 +46,7 @@ def config(rows: Path, folder: Path, **given: Any) -> SftConfig:
     defaults = {
         "model": NEW,
         "data": str(rows),
-        "shares": {},
+        "shares": {"warm": 0, "validation": 0, "test": 0},
         "runs_dir": str(folder),
         "trainer": {"lr": 5e-3},
         "trackers": [],

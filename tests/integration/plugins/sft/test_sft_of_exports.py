@@ -47,7 +47,11 @@ def test_an_exported_run_goes_in_without_a_change(run_dir: Path, tmp_path: Path)
     exported = CliRunner().invoke(build_app(), ["export", str(run_dir), *options])
     assert exported.exit_code == 0, exported.output
     tokenizer = load_tokenizer(run_dir / "model")
-    given = {"model": str(run_dir / "model"), "data": str(file), "shares": {}}
+    given = {
+        "model": str(run_dir / "model"),
+        "data": str(file),
+        "shares": {"warm": 0, "validation": 0, "test": 0},
+    }
     config = SftConfig.model_validate({**given, "runs_dir": str(tmp_path), "trackers": []})
 
     found = read_demonstrations(config)["train"]

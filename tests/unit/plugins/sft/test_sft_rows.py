@@ -20,7 +20,7 @@ from rollart_plugins.sft.rows import Demonstration, read_demonstrations, samples
 
 ASKED = {"role": "user", "content": "What is 1 + 2?"}
 SAID = {"role": "assistant", "content": "3"}
-NO_SHARES: dict[str, float] = {}
+NO_SHARES = dict.fromkeys(SHARES, 0.0)
 TOOL = {
     "type": "function",
     "function": {
@@ -134,10 +134,11 @@ def test_a_question_is_in_one_split_whatever_its_answer_or_its_line(tmp_path: Pa
     assert {one.key for one in others["validation"]} != held_out
 
 
-def test_rl_on_the_same_file_has_the_same_splits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shares", [{}, {"validation": 0.2}], ids=["default", "one given"])
+def test_rl_on_the_same_file_has_the_same_splits(shares: dict[str, float], tmp_path: Path) -> None:
     rows = [{"question": f"How much is  {n}?", "answer": str(n)} for n in range(300)]
-    config = config_of(tmp_path, *rows, shares=dict(SHARES), prompt="Brief:")
-    env = {"file": config.data[0], "prompt": "Brief:"}
+    config = config_of(tmp_path, *rows, shares=shares, prompt="Brief:")
+    env = {"file": config.data[0], "shares": shares, "prompt": "Brief:"}
     questions = read_dataset(QuestionsConfig.model_validate(env)).splits
     splits = read_demonstrations(config)
     assert {split: [one.key for one in found] for split, found in splits.items()} == {
@@ -177,7 +178,7 @@ def test_a_split_that_rows_name_is_not_drawn(tmp_path: Path) -> None:
     rows = [{"question": f"{n}?", "answer": "a"} for n in range(200)]
     rows += [{"question": f"{n}!", "answer": "a", "split": "dev"} for n in range(3)]
     rows += [{"question": "x", "answer": "a", "split": "hard"}]
-    splits = read_demonstrations(config_of(tmp_path, *rows, shares={"validation": 0.5}))
+    splits = read_demonstrations(config_of(tmp_path, *rows, shares=NO_SHARES | {"validation": 0.5}))
     assert {split: len(found) for split, found in splits.items()} == {
         **{"train": 201, "warm": 0, "validation": 3, "test": 0},
     }
