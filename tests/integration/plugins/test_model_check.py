@@ -9,6 +9,7 @@ from support.model_families import make_model_of
 from typer.testing import CliRunner
 
 from rollart_core.config.model import NewModel
+from rollart_core.config.validation import consistency
 from rollart_core.config.validation.consistency import model_config_fault, model_path_fault
 from rollart_core.models.new import new_model
 from rollart_plugins.model import app
@@ -134,7 +135,8 @@ def test_the_text_parts_are_those_of_transformers() -> None:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    for model_type in ("llama4", "qwen3_5", "qwen3_5_moe"):
+    assert "qwen3_5" in consistency._TEXT_PART
+    for model_type in consistency._TEXT_PART:
         assert hasattr(CONFIG_MAPPING[model_type](), "vision_config")
         assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type].endswith("ForCausalLM")
 
