@@ -171,7 +171,7 @@ def test_the_record_of_a_sandbox_survives_a_crash_in_a_write(tmp_path: Path) -> 
         line = await way.admit(request(), nothing)
         line.leaves("folder", "/tmp/rollart-x")
         line.leaves("folder", "/tmp/rollart-y")
-        line.notify(ready_at=5.0, no_such_fact=1)
+        line.update(ready_at=5.0, no_such_fact=1)
         with line.path.open("a") as file:
             file.write('{"left": ["folder", "/tmp/roll')
         (record,) = await live_sandboxes(ledger)
