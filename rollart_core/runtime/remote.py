@@ -2,7 +2,8 @@
 
     RemoteEngine    one process; if it dies: EngineDied; it restarts with the newest weights
     RemoteWorker    one process; if it dies: WorkerDied; the pool of env workers starts another
-    TrainerGroup    one process per rank; if one dies: TrainerLost; ``restart`` starts all again
+    TrainerGroup    one process per rank; if one dies: TrainerLost; ``restart`` starts all again;
+                    a batch is stored once, and each rank receives a reference to it
 
 Takes: unstarted workers, and the objects to build in them. Gives: the methods of these objects.
 Never: hides that a process died, or leaves ranks waiting in a collective call for a dead one.
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rollart_core.contracts.inference import (
@@ -36,6 +39,7 @@ from rollart_core.errors import (
 )
 from rollart_core.runtime.factories import RankArgs
 from rollart_core.runtime.heartbeat import Heartbeat, Notify, nobody_listens
+from rollart_core.runtime.records import StoreRecords, file_store
 from rollart_core.runtime.worker import Worker
 from rollart_core.training.report import TrainStepReport
 from rollart_core.types import Group, Sample
@@ -362,6 +366,7 @@ class TrainerGroup:
         host: The address where other ranks reach rank 0; None: the address of its machine.
         own_devices: Whether each rank's process sees only the devices assigned to it.
         watch: Called with each rank once it is built, for example to ping it.
+        store: Stores batches, so that all ranks read one copy; None: in temporary files.
     """
 
     def __init__(
@@ -373,8 +378,10 @@ class TrainerGroup:
         host: str | None = None,
         own_devices: bool = False,
         watch: Callable[[Worker], None] = lambda worker: None,
+        store: StoreRecords | None = None,
     ) -> None:
         self._watch = watch
+        self._store = store or file_store(Path(tempfile.gettempdir()))
         self._new_part = new_worker
         self._kwargs = kwargs
         self._host = host
@@ -437,14 +444,16 @@ class TrainerGroup:
         self, groups: list[Group], policy_version: int, *, progress: float | None = None
     ) -> list[TrainStepReport]:
         """Update the weights on a batch; ``progress`` is the used share of ``stop``."""
-        reports: list[TrainStepReport] = await self.call(
-            "train_batch", groups, policy_version, progress=progress
-        )
+        reports: list[TrainStepReport]
+        async with self._store(groups) as stored:
+            reports = await self.call("train_batch", stored, policy_version, progress=progress)
         return reports
 
     async def supervise(self, samples: list[Sample], lr: float) -> dict[str, float]:
         """Take one supervised step."""
-        metrics: dict[str, float] = await self.call("supervise", samples, lr)
+        metrics: dict[str, float]
+        async with self._store(samples) as stored:
+            metrics = await self.call("supervise", stored, lr)
         return metrics
 
     async def publish(self, policy_version: int) -> Publication:
