@@ -77,6 +77,23 @@ def test_losses_do_not_depend_on_the_number_of_ranks_nor_does_resuming(tmp_path:
     np.testing.assert_allclose(alone, two[SAVED_AT:], rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("autocast", ["off", "bfloat16"])
+def test_the_head_is_gathered_for_each_of_its_chunks(tmp_path: Path, autocast: str) -> None:
+    model = save_model(tmp_path / "model")
+    changes = {"algorithm": KL, "lr": 1e-3, "autocast": autocast}
+
+    async def two_ranks(folder: str, *, in_chunks: bool) -> list[list[float]]:
+        async with trainer_ranks(model, 2, tmp_path / folder, **changes) as group:
+            if in_chunks:
+                await group.call("support.trainer_ranks:shrink_head_chunks")
+            return [numbers((await group.train_batch(*batch(n)))[0]) for n in range(3)]
+
+    plain = asyncio.run(two_ranks("plain", in_chunks=False))
+    chunked = asyncio.run(two_ranks("chunked", in_chunks=True))
+    apart = {"rtol": 1e-4, "atol": 2e-6} if autocast == "off" else {"rtol": 0.05, "atol": 1e-3}
+    np.testing.assert_allclose(chunked, plain, **apart)
+
+
 def test_what_two_ranks_publish_export_and_supervise_is_what_one_does(tmp_path: Path) -> None:
     model = save_model(tmp_path / "model")
     samples = make_groups(1)[0].samples[:1]  # one: the second rank only keeps in step
