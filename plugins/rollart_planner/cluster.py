@@ -82,22 +82,10 @@ class Efficiency(Section):
     Engines: fitted to vLLM's rates of Qwen3-8B on one H100, five workloads, all within 17%
     (https://github.com/tgarg01/silybench-data, run 20260924T125045Z; all checked in tests).
 
-    Training: FLOPs as in :mod:`rollart_planner.roofline` at the peak of bfloat16. Published on H100
-    unless another device is named:
-
-        dense  Llama 3.1 8B, torchtitan, FSDP2, 8 GPUs (2024-12)              32%, compiled 37%
-               Qwen3-32B, NeMo-RL v0.5, GRPO one step off, 32 trainer GPUs    36%, if it only trains
-               Llama 3.1 8B, NeMo-RL v0.5, GRPO one step off, 8 trainer GPUs  33%, likewise
-               Qwen3-4B, prime-rl, FSDP2, 8 GPUs, SFT of rows of 16k          27%
-        MoE    Qwen3-30B-A3B, NeMo-RL v0.6, GRPO one step off, 16 GPUs        11%, likewise
-               Qwen3-30B-A3B, prime-rl, FSDP2, 8 GPUs, RL (LoRA), 16k; 64k    15%; 28%
-               Qwen3-30B-A3B, prime-rl, FSDP2, 8 H200, SFT of rows of 16k     17%
-               Qwen3-235B-A22B, prime-rl, B300                                47%
-               GPT-OSS 120B, Megatron Bridge 26.04, 64 GPUs, pre-training     16%
-               Qwen3-30B-A3B, NeMo AutoModel, 8 GPUs, pre-training            28%
-
-    Pre-training balances the experts and fills each row. RL does neither, so the defaults are near
-    the RL runs. Sources: docs/explanation/planning.md.
+    Training: between the published figures of RL on H100 and those of pre-training. Dense models
+    reach 32% to 37% (torchtitan, NeMo-RL); mixtures of experts 11% to 17% with rows of up to 16k
+    tokens (NeMo-RL, prime-rl), and 16% to 28% with long or full rows (prime-rl, Megatron Bridge,
+    NeMo AutoModel). The table with its sources is in docs/explanation/planning.md.
     """
 
     compute: Annotated[float, Field(gt=0, le=1)] = 0.6

@@ -27,7 +27,7 @@ PROMPT = 120
 """Tokens of a prompt of OpenMathInstruct-2 with its template, about."""
 
 
-# vLLM 0.30, Qwen3-8B in bfloat16 on one H100 (80 GB), the most users within 2 s to the first token
+# vLLM, Qwen3-8B in bfloat16 on one H100 (80 GB), the most users within 2 s to the first token
 # and 50 ms between tokens: github.com/tgarg01/silybench-data, derived/csv/capacity.csv, run
 # 20260924T125045Z_h100-80gbx1_qwen3-8b_bf16.
 @pytest.mark.parametrize(
