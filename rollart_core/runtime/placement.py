@@ -58,7 +58,7 @@ def demand_of(run: ResolvedRun | Resolution, model: ModelShape | None = None) ->
     """
     runtime, rollout = run.config.runtime, run.config.rollout
     rewards = [reward for env in run.envs if (reward := env.reward) is not None]
-    kl = run.config.algorithm.options.get("kl_coef")
+    kl, loads = run.config.algorithm.options.get("kl_coef"), workloads_of(run)
     return Demand(
         model=shape_of(run.config.model) or model,
         weights={env.name: env.weight for env in run.envs},
@@ -73,7 +73,7 @@ def demand_of(run: ResolvedRun | Resolution, model: ModelShape | None = None) ->
         num_references=int(run.config.reference is not None or bool(kl)),
         batch_trajectories=rollout.groups_per_batch * rollout.group_size,
         max_staleness=run.config.staleness_bound,
-        longest=max(_longest(run, env, load) for env, load in _loads(run)),
+        longest=max((_longest(run, env, loads[env.name]) for env in run.envs), default=1.0),
         shm_copies=_shm_copies(run),
     )
 
@@ -85,15 +85,10 @@ def _longest(run: ResolvedRun | Resolution, env: ResolvedEnv, load: Workload) ->
     """
     rollout = run.config.rollout
     if env.max_turns > 1:
-        room = rollout.max_context_tokens / max(1.0, total_tokens(load))
-        return max(1.0, min(env.max_turns / max(1.0, load.turns), room))
-    room = rollout.max_context_tokens - load.prefill_tokens
-    return max(1.0, min(rollout.max_new_tokens, room) / max(1.0, load.decode_tokens))
-
-
-def _loads(run: ResolvedRun | Resolution) -> list[tuple[ResolvedEnv, Workload]]:
-    loads = workloads_of(run)
-    return [(env, loads[env.name]) for env in run.envs]
+        capacity = rollout.max_context_tokens / max(1.0, total_tokens(load))
+        return max(1.0, min(env.max_turns / max(1.0, load.turns), capacity))
+    capacity = rollout.max_context_tokens - load.prefill_tokens
+    return max(1.0, min(rollout.max_new_tokens, capacity) / max(1.0, load.decode_tokens))
 
 
 def _shm_copies(run: ResolvedRun | Resolution) -> int:
