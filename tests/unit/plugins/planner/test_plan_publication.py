@@ -117,3 +117,23 @@ def test_two_versions_in_shared_memory_must_fit():
     )
     assert shm_verdict(MODEL, TRAIN, 1, DEMAND) is None
     assert shm_verdict(MODEL, replace(TRAIN, shm_bytes=0), 1, demand) is None
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 4])
+@pytest.mark.parametrize("longest_s", [5.0, 40.0, 100.0])
+def test_batches_follow_one_another_as_the_scheduler_starts_them(staleness, longest_s):
+    """Batch v starts with version v - S, and is trained when its longest trajectory has ended."""
+    training_s, versions = 20.0, [0.0]
+    for v in range(400):
+        start_s = versions[max(0, v - staleness)]
+        versions.append(max(versions[v], start_s + longest_s) + training_s)
+    period_s = (versions[-1] - versions[200]) / 200
+    free = VersionTime(gather_s=0, send_s=0, swap_s=0, trainer_s=0, stall_s=0)
+    rate, _ = limited(
+        each_s=longest_s,
+        training_s=training_s / 100,
+        engines=1e6,
+        version=free,
+        max_staleness=staleness,
+    )
+    assert 100 / rate == pytest.approx(period_s, rel=0.01)
