@@ -456,6 +456,13 @@ class TrainerGroup:
             metrics = await self.call("supervise", stored, lr)
         return metrics
 
+    async def compare(self, samples: list[Sample]) -> dict[str, float]:
+        """Return how much the logprobs of samples differ from the engine's."""
+        figures: dict[str, float]
+        async with self._store(samples) as stored:
+            figures = await self.call("compare", stored)
+        return figures
+
     async def publish(self, policy_version: int) -> Publication:
         """Publish the weights on the channel."""
         publication: Publication = await self.call("publish", policy_version)

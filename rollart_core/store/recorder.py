@@ -361,13 +361,11 @@ class RunRecorder:
 
     async def batch_trained(self, record: BatchRecord) -> None:
         """Record a batch's metrics, and take a checkpoint if one is due."""
-        members = [t for g in record.groups for t in g.trajectories]
-        staleness = staleness_histogram(record.groups, record.policy_version)
-        totals = self._totals.by_batch[record.policy_version] = BatchTotals.of(
-            members, staleness, [r.metrics for r in record.train_steps]
-        )
+        # in a thread: with long trajectories it takes much longer than the loop may be blocked
+        totals, shared = await asyncio.to_thread(self._figures_of, record)
+        self._totals.by_batch[record.policy_version] = totals
         self._log.event(BATCH_TOTALS, totals.as_dict(), policy_version=record.policy_version)
-        shared = self._batch_metrics(record)
+        shared |= self._batch_metrics(record)
         self._log.batch_trained(record.policy_version)
         for report in record.train_steps:
             metrics = {**{f"train/{k}": v for k, v in report.metrics.items()}, **shared}
@@ -405,12 +403,19 @@ class RunRecorder:
         assert self._journal is not None
         return self._journal
 
-    def _batch_metrics(self, record: BatchRecord) -> dict[str, float]:
+    def _figures_of(self, record: BatchRecord) -> tuple[BatchTotals, dict[str, float]]:
+        """Return the totals and the metrics of a batch's trajectories."""
         members = [t for g in record.groups for t in g.trajectories]
-        return {
+        staleness = staleness_histogram(record.groups, record.policy_version)
+        totals = BatchTotals.of(members, staleness, [r.metrics for r in record.train_steps])
+        return totals, {
             **rollout_metrics(record.groups, record.policy_version),
             **components_mean(members),
             **(env_metrics(members) if len(self._run.envs) > 1 else {}),
+        }
+
+    def _batch_metrics(self, record: BatchRecord) -> dict[str, float]:
+        return {
             **self.gauges(),
             "time/train_s": record.train_s,
             "time/trainer_waited_s": record.waited_s,

@@ -40,6 +40,7 @@ from rollart_core.training.batch import (
     batch_metrics,
     value_metrics,
 )
+from rollart_core.training.cross_check import differences
 from rollart_core.training.loading import load_model as load_model
 from rollart_core.training.loading import load_on_device, recompute_activations
 from rollart_core.training.lora import put_adapters, trained_weights
@@ -220,6 +221,15 @@ class Trainer:
         with self._determinism(), self._policy.at_temperature(1.0):
             rows = signal_rows(self._policy, samples, self._config.max_tokens_per_microbatch)
         return -sum(float(row.sum(dtype="float64")) for row in rows) / total
+
+    def compare(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Return how much the logprobs of samples differ from the engine's, without an update.
+
+        See :func:`rollart_core.training.cross_check.differences`.
+        """
+        with self._determinism():
+            rows = signal_rows(self._policy, samples, self._config.max_tokens_per_microbatch)
+        return differences(samples, rows)
 
     def publish(self, policy_version: int) -> Publication:
         """Publish the weights on the channel, under transformers' names, without a tied head.
