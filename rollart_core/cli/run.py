@@ -26,8 +26,6 @@ from rollart_core.suggestions import no_run
 if TYPE_CHECKING:
     from rollart_core.runtime.prepare import TaskPreview
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in shells."""
 _MAX_SHOWN = 1000
 """Number of characters of a task that the dry run prints."""
 
@@ -67,6 +65,7 @@ def run(
         _show(path, resolved, as_json)
         return
 
+    from rollart_core.runtime.interrupts import EXIT_CODES
     from rollart_core.runtime.launch import launch
 
     with display(console) as observer:
@@ -77,7 +76,7 @@ def run(
         console.print(report_table(report.as_dict()))
     if not report.ok:
         typer.echo(f"Error: the run stopped: {report.stop_reason}", err=True)
-        raise typer.Exit(INTERRUPTED if report.stop_reason == "interrupted" else 1)
+        raise typer.Exit(EXIT_CODES.get(report.stop_reason, 1))
 
 
 def _arguments(
