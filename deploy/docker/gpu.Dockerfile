@@ -53,7 +53,7 @@ RUN apt-get update \
 COPY --from=sglang /opt/sglang /opt/sglang
 COPY --from=build /opt/rollart /opt/rollart
 COPY scripts/head.sh scripts/node.sh /opt/rollart/bin/
-RUN for name in rollart ray python; do ln -sf /opt/rollart/bin/$name /usr/local/bin/$name; done
+RUN for name in rollart ray; do ln -sf /opt/rollart/bin/$name /usr/local/bin/$name; done
 ENV HOME=/home/rollart \
     PATH=/opt/rollart/bin:$PATH \
     PYTHONUNBUFFERED=1 \

@@ -38,8 +38,8 @@ RUN apt-get update \
     && useradd --uid 1000 --create-home rollart
 COPY --from=build /opt/rollart /opt/rollart
 COPY scripts/head.sh scripts/node.sh /opt/rollart/bin/
-# In /usr/local/bin, so that login shells find them, too.
-RUN for name in rollart ray python; do ln -sf /opt/rollart/bin/$name /usr/local/bin/$name; done
+# In /usr/local/bin, too: login shells reset PATH.
+RUN for name in rollart ray; do ln -sf /opt/rollart/bin/$name /usr/local/bin/$name; done
 ENV PATH=/opt/rollart/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     RAY_AUTH_MODE=token \
