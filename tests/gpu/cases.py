@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from rollart_core.training.optimizer import GuardedAdamW
     from rollart_core.types import Sample
 
 T = TypeVar("T")
@@ -241,6 +243,26 @@ def new_samples(lengths: Sequence[int], vocab_size: int, sampled: float = 0.5) -
     return samples
 
 
+def new_optimizer(model: nn.Module) -> GuardedAdamW:
+    """Return the trainer's optimizer for all parameters of a model."""
+    from rollart_core.training.optimizer import GuardedAdamW
+
+    # The fields of the section `trainer` that it reads, without pydantic.
+    settings: Any = SimpleNamespace(
+        lr=1e-4,
+        beta1=0.9,
+        beta2=0.95,
+        eps=1e-8,
+        weight_decay=0.1,
+        grad_clip=1.0,
+        warmup_train_steps=0,
+        max_kl=None,
+        clip=SimpleNamespace(kind="norm"),
+        schedule=SimpleNamespace(kind="constant"),
+    )
+    return GuardedAdamW(dict(model.named_parameters()), settings)
+
+
 def clear_gradients(model: nn.Module) -> None:
     for p in model.parameters():
         p.grad = None
@@ -253,7 +275,7 @@ def relative_error(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
     return (off / sum(float(b.double().square().sum()) for b in wanted)) ** 0.5
 
 
-def in_ranks(function: Callable[..., object], num: int, *args: object) -> list[object]:
+def in_ranks(function: Callable[..., object], num: int, *args: object) -> list[Any]:
     """Call `function(rank, *args)` in forked processes, and return the results by rank.
 
     The calling process must not have used CUDA yet.
@@ -293,7 +315,7 @@ def _rank(
     import traceback
 
     try:
-        end.send(("done", function(rank, *args)))  # type: ignore[attr-defined]
+        end.send(("done", function(rank, *args)))
     except BaseException as e:
         traceback.print_exc()
-        end.send(("failed", f"{type(e).__name__}: {e}"))  # type: ignore[attr-defined]
+        end.send(("failed", f"{type(e).__name__}: {e}"))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.reduction import ForkingPickler
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from cases import (
     clear_gradients,
     in_ranks,
     new_model,
+    new_optimizer,
     new_samples,
     relative_error,
 )
@@ -211,7 +211,7 @@ def _longest_kernel(run: Callable[[], None], pattern: str) -> str:
 
 
 def update_and_checkpoint(machine: Machine) -> Iterator[Figure]:
-    """Updates, then a checkpoint: what is loaded is equal bit for bit, and so is the next update."""
+    """A loaded checkpoint is equal bit for bit, and so is the update after it."""
     model, optimizer = _trained_model(machine, seed=0)
     policy = PackedPolicy(model, ForwardSettings(autocast=True))
     samples = new_samples(machine.size(cuda=LENGTHS, cpu=(5, 17, 40)), 97)
@@ -248,20 +248,7 @@ def _trained_model(machine: Machine, seed: int) -> tuple[nn.Module, GuardedAdamW
     with torch.no_grad():
         for p in model.parameters():
             p.add_(seed)
-    # The fields of the section `trainer` that the optimizer reads, without pydantic.
-    settings: Any = SimpleNamespace(
-        lr=1e-4,
-        beta1=0.9,
-        beta2=0.95,
-        eps=1e-8,
-        weight_decay=0.1,
-        grad_clip=1.0,
-        warmup_train_steps=0,
-        max_kl=None,
-        clip=SimpleNamespace(kind="norm"),
-        schedule=SimpleNamespace(kind="constant"),
-    )
-    return model, GuardedAdamW(dict(model.named_parameters()), settings)
+    return model, new_optimizer(model)
 
 
 def _state(model: nn.Module, optimizer: GuardedAdamW) -> checkpoint.State:

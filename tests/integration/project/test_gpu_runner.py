@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import wait_gone
 
 RUN = """
 import sys
@@ -52,7 +53,9 @@ def run_cases(
 
 def test_all_cases_of_the_trainer_pass_on_the_cpu(repo_root: Path, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "results.json"
-    ended = make(repo_root, f"PYTHON={sys.executable}", "PART=trainer", "DEVICE=cpu", f"JSON={path}")
+    ended = make(
+        repo_root, f"PYTHON={sys.executable}", "PART=trainer", "DEVICE=cpu", f"JSON={path}"
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     results = json.loads(path.read_text())
     assert {case["result"] for case in results["cases"]} == {"passed"}, ended.stdout
@@ -104,7 +107,7 @@ def test_each_case_has_a_result_however_it_ends(repo_root: Path, tmp_path: Path)
     assert "rank 0: it ended with exit code 3" in found["lost_rank"]["reason"]
     assert "2 passed, 5 failed, 2 skipped" in output
     assert found["hangs"]["reason"] == "it did not end within 5 s"
-    assert not Path(f"/proc/{found['hangs']['figures'][0]['value']}").exists()
+    wait_gone(found["hangs"]["figures"][0]["value"])
 
 
 def test_a_case_that_is_not_started_in_time_is_skipped(repo_root: Path, tmp_path: Path) -> None:
