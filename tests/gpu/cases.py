@@ -11,7 +11,7 @@ import math
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -163,8 +163,8 @@ def need(*packages: str) -> None:
             raise Skipped(f"this Python has no {name}")
 
 
-def describe_machine(machine: Machine) -> Iterator[dict[str, object]]:
-    """Yield the facts of the machine that a result belongs to."""
+def list_cases(cases: Mapping[Case, float], machine: Machine) -> Iterator[dict[str, object]]:
+    """Yield the facts of the machine that results belong to, and the cases and their limits."""
     import torch
 
     found: dict[str, object] = {"device": "CPU", "num_devices": 0}
@@ -179,8 +179,10 @@ def describe_machine(machine: Machine) -> Iterator[dict[str, object]]:
             "driver": driver_version(),
             "cuda": torch.version.cuda or torch.version.hip,
         }
-    versions = {name: version_of(name) for name in ("torch", "transformers", "sglang", "vllm")}
-    yield {**found, **{name: v for name, v in versions.items() if v}}
+    for name in ("torch", "transformers", "sglang", "vllm"):
+        found[name] = version_of(name)
+    known = {name: value for name, value in found.items() if value is not None}
+    yield {"machine": known, "cases": {case.__name__: limit for case, limit in cases.items()}}
 
 
 def version_of(package: str) -> str | None:

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,22 +100,21 @@ def run_part(
         why = Outcome("skipped", f"this Python has no {', '.join(missing)}")
         results.add(name, "all cases", why)
         return
-    found = isolated("cases", "describe_machine", facts, 120.0)
+    found = isolated(part.module, "", facts, 120.0)
     if found.result != "passed":
         results.add(name, "all cases", found)
         return
-    for record in found.figures:
-        results.describe(record)
-        facts["num_devices"] = record["num_devices"]
-    for case, limit_s in import_module(part.module).CASES.items():
+    (listed,) = found.figures
+    results.describe(listed["machine"])
+    facts["num_devices"] = listed["machine"]["num_devices"]
+    for case, limit_s in listed["cases"].items():
         left_s = ends_at - time.monotonic()
         if left_s < 1:
             outcome = Outcome("skipped", "not started: the time limit of the part is over")
         else:
-            (own := folder / f"{name}-{case.__name__}").mkdir()
-            own_facts = {**facts, "folder": own}
-            outcome = isolated(part.module, case.__name__, own_facts, min(limit_s, left_s))
-        results.add(name, case.__name__, outcome)
+            (own := folder / f"{name}-{case}").mkdir()
+            outcome = isolated(part.module, case, {**facts, "folder": own}, min(limit_s, left_s))
+        results.add(name, case, outcome)
 
 
 @dataclass
@@ -133,16 +133,16 @@ class Outcome:
 
 
 def isolated(module: str, name: str, facts: Mapping[str, Any], limit_s: float) -> Outcome:
-    """Run a generator function in a process of its own, which ends with all it started.
+    """Run a case in a process of its own, which ends with all that it started.
 
     Args:
-        module: Its module.
-        name: Its name.
+        module: The module of the case.
+        name: The name of the case. Empty: describe the machine, and list the cases of the module.
         facts: The fields of the `Machine` that it takes.
         limit_s: Time limit in seconds.
     """
     start = time.monotonic()
-    lines, log = (Path(facts["folder"]) / f".{name}.{end}" for end in ("jsonl", "log"))
+    lines, log = (Path(facts["folder"]) / f"{module}.{end}" for end in ("jsonl", "log"))
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_case, args=(module, name, dict(facts), lines, log))
     process.start()
@@ -170,7 +170,7 @@ def _case(module: str, name: str, facts: dict[str, Any], lines: Path, log: Path)
     with log.open("wb") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    from cases import Figure, Machine, Skipped
+    from cases import Figure, Machine, Skipped, list_cases
 
     missed = []
     with lines.open("w", encoding="utf-8", buffering=1) as file:
@@ -179,7 +179,9 @@ def _case(module: str, name: str, facts: dict[str, Any], lines: Path, log: Path)
             file.write(json.dumps(record) + "\n")
 
         try:
-            for found in getattr(import_module(module), name)(Machine(**facts)):
+            cases = import_module(module)
+            case = getattr(cases, name) if name else partial(list_cases, cases.CASES)
+            for found in case(Machine(**facts)):
                 is_figure = isinstance(found, Figure)
                 write(found.record() if is_figure else found)
                 if is_figure and not found.meets_mark:

@@ -28,11 +28,13 @@ from cases import (
     Machine,
     clear_gradients,
     in_ranks,
+    need,
     new_model,
     new_optimizer,
     new_samples,
     relative_error,
 )
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rollart_core.training import checkpoint
@@ -40,7 +42,7 @@ from rollart_core.training.batch import model_input
 from rollart_core.training.loading import recompute_activations
 from rollart_core.training.optimizer import GuardedAdamW
 from rollart_core.training.policy import ForwardSettings, PackedPolicy, PaddedPolicy, Policy
-from rollart_core.types import Sample
+from rollart_core.types import Group, Sample, Task, Ticket, Trajectory
 from rollart_planner.devices import find_device
 
 LENGTHS = (300, 2900, 850, 1600, 480, 2100, 1200, 700, 350, 1000, 2500, 600, 900, 400, 1800, 550)
@@ -267,6 +269,54 @@ def _num_different(a: checkpoint.State, b: checkpoint.State) -> int:
     return sum(not torch.equal(x, y) for x, y in pairs)
 
 
+def grpo_batch(machine: Machine) -> Iterator[Figure]:
+    """The trainer has the loss, gradient norm and weights of a deterministic one on the CPU."""
+    need("pydantic", "pluggy")
+    from rollart_algorithms.grpo import GRPO
+    from rollart_core.config.run import Trainer as TrainerConfig
+    from rollart_core.training.trainer import Trainer
+
+    path = str(machine.folder / "model")
+    new_model(machine, vocab_size=97, num_hidden_layers=2, **SMALL).save_pretrained(path)
+    config = TrainerConfig(warmup_train_steps=0, max_tokens_per_microbatch=256, kernels="torch")
+    losses, norms, weights = [], [], []
+    for device, deterministic in (("cpu", True), (machine.device, False)):
+        trainer = Trainer(
+            config, GRPO(), model_path=path, device=device, deterministic=deterministic
+        )
+        reports = [trainer.train_batch(_groups(seed), 0)[0].metrics for seed in range(3)]
+        losses.append([report["loss"] for report in reports])
+        norms.append([report["grad_norm"] for report in reports])
+        trainer.export_hf(str(machine.folder / device), path)
+        weights.append(load_file(machine.folder / device / "model.safetensors"))
+        trainer.close()
+    assert min(norms[0]) > 0
+    off = max(abs(a - b) for a, b in zip(*losses, strict=True))
+    yield Figure("largest difference of losses", off, at_most=1e-5)
+    off = max(abs(a / b - 1) for a, b in zip(*norms, strict=True))
+    yield Figure("largest relative difference of gradient norms", off, at_most=1e-3)
+    wanted, found = weights
+    error = relative_error([found[name] for name in wanted], [*wanted.values()])
+    yield Figure("error of the weights after three updates", error, at_most=1e-3)
+
+
+def _groups(seed: int) -> list[Group]:
+    """Return groups of random rows with different rewards."""
+    rows = new_samples([20 + 7 * i + seed for i in range(8)], 97)
+    groups = []
+    for first in (0, 4):
+        name = f"g{seed}-{first}"
+        task = Task("test/Env-v1", "train", first, 0)
+        members = tuple(
+            Trajectory(
+                Ticket(f"{name}.{i}", task, name, i), "finished", (rows[first + i],), reward=i / 3
+            )
+            for i in range(4)
+        )
+        groups.append(Group(name, task, members, 4))
+    return groups
+
+
 def offload(machine: Machine) -> Iterator[Figure]:
     """Weights to pinned host memory and back: equal bit for bit, the device's memory is free."""
     numel = machine.size(cuda=GB, cpu=10**5)
@@ -367,6 +417,7 @@ CASES: dict[Case, float] = {
     packed_speed: 90,
     long_row: 90,
     update_and_checkpoint: 120,
+    grpo_batch: 60,
     offload: 90,
     weights_to_another_process: 90,
 }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.processes import wait_gone
 
 RUN = """
@@ -51,15 +53,17 @@ def run_cases(
     return ended.returncode, ended.stdout + ended.stderr, json.loads(Path(path).read_text())
 
 
-def test_all_cases_of_the_trainer_pass_on_the_cpu(repo_root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("part", "num_cases"), [("trainer", 9), ("multi", 2)])
+def test_all_cases_of_a_part_pass_on_the_cpu(
+    part: str, num_cases: int, repo_root: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "deep" / "results.json"
-    ended = make(
-        repo_root, f"PYTHON={sys.executable}", "PART=trainer", "DEVICE=cpu", f"JSON={path}"
-    )
+    python = f"PYTHON={sys.executable}"
+    ended = make(repo_root, python, f"PART={part}", "DEVICE=cpu", f"JSON={path}")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     results = json.loads(path.read_text())
     assert {case["result"] for case in results["cases"]} == {"passed"}, ended.stdout
-    assert len(results["cases"]) > 7
+    assert len(results["cases"]) >= num_cases
     assert all(case["figures"] for case in results["cases"])
     assert results["device"] == "CPU"
     assert results["torch"]
@@ -131,7 +135,7 @@ def test_the_cases_need_only_torch_and_transformers(repo_root: Path, part: str) 
     folders = [".", "plugins", "tests/gpu"]
     blocked = "".join(f"sys.modules[{name!r}] = None; " for name in NOT_OF_TORCH)
     ended = subprocess.run(
-        [sys.executable, "-c", f"import sys; {blocked}; import {part}"],
+        [sys.executable, "-c", f"import sys; {blocked}import {part}"],
         check=False,
         capture_output=True,
         text=True,
@@ -140,10 +144,51 @@ def test_the_cases_need_only_torch_and_transformers(repo_root: Path, part: str) 
     assert ended.returncode == 0, ended.stderr
 
 
-def test_limits_of_cases_leave_the_part_in_its_eight_minutes(repo_root: Path) -> None:
-    """Each case may take its limit only if the sum stays near the limit of the part."""
-    for part in ("trainer_part", "engine_part", "multi_part"):
-        text = (repo_root / f"tests/gpu/{part}.py").read_text()
-        limits = [int(n) for n in re.findall(r"^    \w+: (\d+),$", text, flags=re.MULTILINE)]
-        assert limits
-        assert max(limits) <= 240
+def cases_of(repo_root: Path, part: str) -> dict[str, int]:
+    """Return the cases of a part, and their time limits in seconds."""
+    text = (repo_root / f"tests/gpu/{part}_part.py").read_text()
+    listed = text[text.index("\nCASES: ") :]
+    return {name: int(limit) for name, limit in re.findall(r"^    (\w+): (\d+),$", listed, re.M)}
+
+
+def test_the_table_of_what_was_verified_has_every_case(repo_root: Path) -> None:
+    rows = yaml.safe_load((repo_root / "tests/gpu/verified.yaml").read_text())
+    listed = [name for row in rows for name in row.get("cases", {})]
+    cases = [
+        f"{part}/{n}" for part in ("trainer", "engine", "multi") for n in cases_of(repo_root, part)
+    ]
+    assert sorted(listed) == sorted(cases)
+
+
+def test_the_table_shows_results_by_device_and_date(repo_root: Path) -> None:
+    tables = runpy.run_path(str(repo_root / "docs/tables.py"))
+    figures = [{"name": "save", "value": 2.0, "unit": "GB/s"}, {"name": "other", "value": 1}]
+    case = {"part": "trainer", "case": "a", "date": "2026-12-01T10:00:00+00:00"}
+    results = {
+        ("CPU", "trainer/a"): {**case, "result": "passed", "figures": figures},
+        ("CPU", "trainer/b"): {**case, "case": "b", "result": "failed"},
+        ("H100", "trainer/a"): {**case, "result": "passed", "figures": figures},
+        ("H100", "trainer/b"): {**case, "case": "b", "result": "failed"},
+    }
+    row = {"what": "this", "cpu": {"make test": "2026-11-30"}, "never": "that"}
+    shown = tables["_verified_row"]({**row, "cases": {"trainer/a": ["save"]}}, results)
+    assert [*shown] == [
+        "this",
+        "`make test`, 2026-11-30<br>`make test-gpu PART=trainer DEVICE=cpu`, 2026-12-01",
+        "passed, H100, 2026-12-01: save 2 GB/s",
+        "that",
+    ]
+    shown = tables["_verified_row"]({"what": "this", "cases": {"trainer/b": []}}, results)
+    assert [*shown][1:3] == ["never run", "failed, H100, 2026-12-01"]
+
+
+def test_the_newest_result_of_a_case_counts(repo_root: Path, tmp_path: Path) -> None:
+    tables = runpy.run_path(str(repo_root / "docs/tables.py"))
+    for name, day, result in (("x", 2, "failed"), ("y", 1, "passed"), ("z", 3, "skipped")):
+        case = {"part": "multi", "case": "a", "date": f"2026-12-0{day}", "result": result}
+        (tmp_path / "results").mkdir(exist_ok=True)
+        text = json.dumps({"device": "H100", "cases": [case]})
+        (tmp_path / f"results/{name}.json").write_text(text)
+    tables["gpu_results"].__globals__["GPU_TESTS"] = tmp_path
+    found = tables["gpu_results"]()
+    assert {key: case["result"] for key, case in found.items()} == {("H100", "multi/a"): "failed"}
