@@ -12,9 +12,9 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,94 +28,72 @@ from rollart_core.types import Sample
 MAX_TOKENS = 512
 NUM_ANSWERS = 32
 TEMPERATURE = 0.8
-TRANSPORTS = ("tensor", "disk", "distributed")
 
 
-def sglang(machine: Machine) -> Iterator[Figure]:
-    """SGLang: logprobs as the trainer's, pause and resume, and weights by each transport."""
+def sglang_tensor(machine: Machine) -> Iterator[Figure]:
+    """SGLang: logprobs as the trainer's, pause and resume, weights in the requests."""
+    yield from _sglang(machine, "tensor")
+
+
+def sglang_disk(machine: Machine) -> Iterator[Figure]:
+    """The same, weights as files."""
+    yield from _sglang(machine, "disk")
+
+
+def sglang_distributed(machine: Machine) -> Iterator[Figure]:
+    """The same, weights by a broadcast."""
+    yield from _sglang(machine, "distributed")
+
+
+def _sglang(machine: Machine, transport: str) -> Iterator[Figure]:
     command = launch_command("SGLANG", "sglang", "sglang.launch_server")
-    scorer = Scorer(machine)
-    with asyncio.Runner() as loop:
-        start = time.perf_counter()
-        with _sglang_server(machine, scorer.path, command, loop) as url:
-            yield Figure("start", time.perf_counter() - start, "s")
-            for transport in TRANSPORTS:
-                yield from _sglang_figures(machine, loop, scorer, url, transport)
-
-
-@contextmanager
-def _sglang_server(
-    machine: Machine, model: str, command: Sequence[str], loop: asyncio.Runner
-) -> Iterator[str]:
-    """Run a server that the engines of all transports use, one after another."""
-    from rollart_plugins.engines.config import SGLangConfig
-    from rollart_plugins.engines.sglang_client import SGLangClient
-    from rollart_plugins.engines.sglang_server import (
-        SGLangServer,
-        free_port,
-        launch_argv,
-        launch_environment,
-    )
-
-    config = SGLangConfig(command=tuple(command), server_args={"max_total_tokens": 65536})
-    facts = {
-        "model_path": model,
-        "dtype": machine.size(cuda="bfloat16", cpu="float32"),
-        "context_length": str(MAX_TOKENS + 8),
-    }
-    port, first_gpu = free_port(), 0 if machine.is_cuda else None
-    argv = launch_argv(config, port=port, first_gpu=first_gpu, model=facts)
-    argv.remove("--skip-tokenizer-init")  # engines check the tokenizer of a running server
-    server = SGLangServer(argv, launch_environment(config, on_cpu=not machine.is_cuda))
-    server.start()
-    url = f"http://127.0.0.1:{port}"
-
-    async def until_up() -> None:
-        client = SGLangClient(url, "")
-        try:
-            while not await client.alive(limit_s=5.0):
-                if (how := server.ended()) is not None:
-                    raise RuntimeError(f"the SGLang server ended during its start ({how})")
-                await asyncio.sleep(0.2)
-        finally:
-            await client.close()
-
-    try:
-        loop.run(until_up())
-        yield url
-    finally:
-        loop.run(server.close())
-
-
-def _sglang_figures(
-    machine: Machine, loop: asyncio.Runner, scorer: Scorer, url: str, transport: str
-) -> Iterator[Figure]:
     from rollart_plugins.engines.sglang import SGLangEngine
+
+    options = {
+        "command": command,
+        "dtype": machine.size(cuda="bfloat16", cpu="float32"),
+        "weight_transport": transport,
+        "server_args": {"max_total_tokens": 65536},
+    }
+    yield from _figures(machine, SGLangEngine, options)
+
+
+def _figures(
+    machine: Machine, engine_class: type[InferenceEngine], options: Mapping[str, object]
+) -> Iterator[Figure]:
+    """Launch a server through an engine, and compare it with the trainer for several weights."""
     from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
-    folder = str(machine.folder / f"weights-{transport}")
+    scorer = Scorer(machine)
+    folder = str(machine.folder / "weights")
     ours, theirs = SharedMemoryChannel(folder, keep=10), SharedMemoryChannel(folder)
-    engine = SGLangEngine(
+    engine: Any = engine_class(
         model_path=scorer.path,
         device=machine.device,
         max_context_tokens=MAX_TOKENS,
         channel=theirs,
-        url=[url],
-        weight_transport=transport,
+        **options,
     )
-    try:
-        loop.run(engine.start())
-        for version in (1, 2):
-            ours.publish(version, scorer.weights(version).items())
-            swap = loop.run(engine.load_weights(version))
-            answers = loop.run(_answers(engine))
-            yield scorer.mismatch(f"{transport}, version {version}", version, answers)
-        yield Figure(f"{transport}: bytes of the weights", swap.num_bytes / GB, "GB")
-        yield Figure(f"{transport}: stall", swap.stall_s, "s")
-        yield loop.run(_paused_tokens(engine, transport))
-    finally:
-        loop.run(engine.close())
-        ours.close()
+    with asyncio.Runner() as loop:
+        try:
+            start = time.perf_counter()
+            loop.run(engine.start())
+            yield Figure("start", time.perf_counter() - start, "s")
+            for version in (1, 2):
+                ours.publish(version, scorer.weights(version).items())
+                swap = loop.run(engine.load_weights(version))
+                start = time.perf_counter()
+                answers = loop.run(_answers(engine))
+                seconds = time.perf_counter() - start
+                yield scorer.mismatch(f"version {version}", version, answers)
+            num_tokens = sum(len(answer.token_ids) for answer in answers)
+            yield Figure("generation", num_tokens / seconds, "tokens/s")
+            yield Figure("bytes of the weights", swap.num_bytes / GB, "GB")
+            yield Figure("stall", swap.stall_s, "s")
+            yield loop.run(_paused_tokens(engine))
+        finally:
+            loop.run(engine.close())
+            ours.close()
 
 
 async def _answers(engine: InferenceEngine) -> list[GenerateResult]:
@@ -123,7 +101,7 @@ async def _answers(engine: InferenceEngine) -> list[GenerateResult]:
     return await asyncio.gather(*(engine.generate(request(i)) for i in range(NUM_ANSWERS)))
 
 
-async def _paused_tokens(engine: InferenceEngine, name: str) -> Figure:
+async def _paused_tokens(engine: InferenceEngine) -> Figure:
     """Pause an engine with a request in flight, and let it finish after `resume`."""
     flying = asyncio.create_task(engine.generate(request(0, max_new_tokens=400)))
     while not (await engine.stats()).num_running and not flying.done():
@@ -132,7 +110,7 @@ async def _paused_tokens(engine: InferenceEngine, name: str) -> Figure:
     await engine.resume()
     found = await flying
     share = len(found.token_ids) / len(found.inference_logprobs)
-    return Figure(f"{name}: logprobs of a token after a pause", share, at_least=1.0, at_most=1.0)
+    return Figure("logprobs of a token after a pause", share, at_least=1.0, at_most=1.0)
 
 
 def launch_command(variable: str, package: str, module: str) -> list[str]:
@@ -195,7 +173,7 @@ class Scorer:
         given = np.concatenate([s.inference_logprobs[s.loss_mask] for s in samples])
         off = float(np.abs(wanted - given).mean())
         mark = self._machine.size(cuda=0.05, cpu=1e-4)
-        return Figure(f"{name}: mean difference from the trainer", off, "nat", at_most=mark)
+        return Figure(f"{name}, mean difference from the trainer", off, "nat", at_most=mark)
 
 
 def _sample(prompt: Sequence[int], answer: GenerateResult) -> Sample:
@@ -207,6 +185,8 @@ def _sample(prompt: Sequence[int], answer: GenerateResult) -> Sample:
 
 
 CASES: dict[Case, float] = {
-    sglang: 300,
+    sglang_tensor: 150,
+    sglang_disk: 150,
+    sglang_distributed: 150,
 }
 """Case -> its time limit in seconds."""

@@ -117,6 +117,32 @@ def _name(policy: Policy) -> str:
     return "packed" if isinstance(policy, PackedPolicy) else "padded"
 
 
+def head(machine: Machine) -> Iterator[Figure]:
+    """Logprobs and entropies need no [T, V] tensor: the vocabulary of Qwen3, 32k sampled tokens."""
+    vocabulary, hidden = machine.size(cuda=(VOCABULARY, 1024), cpu=(997, 32))
+    shape = {**SMALL, "vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": 0}
+    model = new_model(machine, **shape)
+    rows = new_samples([machine.size(cuda=1000, cpu=50)] * 4, vocabulary)
+    wanted, slopes = _plain(model, rows, autocast=False)
+    values, _ = PackedPolicy(model, ForwardSettings(TEMPERATURE)).logprobs(rows)
+    off = float((values.detach() - wanted).abs().max())
+    yield Figure("largest difference of logprobs", off, "nat", at_most=1e-4)
+    yield Figure("gradient error", relative_error(_gradients(model, values), slopes), at_most=1e-5)
+    length = machine.size(cuda=4096, cpu=64)
+    rows = new_samples([length + 1] * 8, vocabulary, sampled=1.0)
+    for autocast in (False, True):
+        policy = PackedPolicy(model, ForwardSettings(autocast=autocast))
+        run = _forward_backward(policy, rows)
+        way = "autocast" if autocast else "float32"
+        if machine.is_cuda:
+            clear_gradients(model)
+            above = machine.peak_bytes(run) - sum(p.nbytes for p in model.parameters())
+            name = f"{way}: memory above weights and gradients"
+            yield Figure(name, above / GB, "GB", at_most=2.0)
+        seconds = machine.seconds(run)
+        yield Figure(f"{way}: forward and backward", 8 * length / seconds, "tokens/s")
+
+
 def training_speed(machine: Machine) -> Iterator[Figure]:
     """Forward and backward passes of a few layers of Qwen3-8B: model FLOPs utilization (MFU).
 
@@ -413,6 +439,7 @@ def _receive_buckets(machine: Machine, numel: int, end: Any) -> dict[str, Any]:
 CASES: dict[Case, float] = {
     logprobs_and_gradients: 120,
     bfloat16_logprobs: 90,
+    head: 90,
     training_speed: 120,
     packed_speed: 90,
     long_row: 90,
