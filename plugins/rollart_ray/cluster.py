@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from rollart_core.config.runtime import RayRuntime as RayConfig
-from rollart_core.errors import ConfigError, WorkerDied, first_line
+from rollart_core.errors import ConfigError, RollartError, WorkerDied, first_line
 from rollart_ray import local as ray_local
 from rollart_ray import pools as ray_pools
 from rollart_ray.pools import Node, ResourceSlot
@@ -196,6 +196,27 @@ class RayCluster:
             if not key.startswith(hidden) and "_group_" not in key
         }
         return ", ".join(f"{key} {amount:g}" for key, amount in found.items()) or "nothing"
+
+    def put(self, parts: Iterable[bytes | memoryview]) -> Any:
+        """Store bytes in this node's object store, and return their reference.
+
+        The object is freed with its last reference. Readers on one node share one copy.
+
+        Raises:
+            RollartError: If the store has no room.
+        """
+        import numpy as np
+        import ray
+        from ray.exceptions import ObjectStoreFullError
+
+        content = np.frombuffer(b"".join(parts), dtype=np.uint8)  # bytes would be copied by readers
+        try:
+            return ray.put(content)
+        except ObjectStoreFullError as e:
+            raise RollartError(
+                f"a batch of {content.nbytes} bytes does not fit in Ray's object store: "
+                f"{reason(e)}; start Ray with a larger --object-store-memory"
+            ) from e
 
     # Actors
 

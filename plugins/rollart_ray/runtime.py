@@ -16,8 +16,9 @@ import contextlib
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 from rollart_core.config.resolve import Resolution, ResolvedRun
@@ -28,6 +29,7 @@ from rollart_core.contracts.sandbox import RUN_VARIABLE
 from rollart_core.errors import ClusterLost, ConfigError, UserError
 from rollart_core.runtime.inline import shared_folder
 from rollart_core.runtime.placement import demand_of, place
+from rollart_core.runtime.records import StoredRecords, StoreRecords, pack
 from rollart_core.runtime.worker import Worker
 from rollart_core.runtime.workers import WorkersRuntime
 from rollart_ray import nodes as ray_nodes
@@ -35,7 +37,7 @@ from rollart_ray import pools as ray_pools
 from rollart_ray.cluster import RayCluster, address_of
 from rollart_ray.nodes import NodeChecks, refuse
 from rollart_ray.pools import Node, ResourceSlot
-from rollart_ray.worker import ActorSettings, RayWorker, Reservation
+from rollart_ray.worker import ActorSettings, RayWorker, RecordObject, Reservation
 
 LOOK_S = 1.0
 """Interval of checks of the cluster's head."""
@@ -144,6 +146,15 @@ class RayRuntime(WorkersRuntime):
         return self._location or super().weights_location()
 
     # Parts
+
+    def store_records(self) -> StoreRecords:
+        """Return a store in the cluster's memory."""
+
+        @contextlib.asynccontextmanager
+        async def store(records: Sequence[Any]) -> AsyncIterator[StoredRecords]:
+            yield RecordObject(await asyncio.to_thread(self._cluster.put, pack(records)))
+
+        return store
 
     def new_worker(self, role: str, index: int = 0) -> Worker:
         """Return an unstarted actor; it takes a slot of its role when it starts."""

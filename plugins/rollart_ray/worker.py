@@ -21,15 +21,19 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rollart_core.errors import RollartError, WorkerDied, described, first_line, is_from_outside
 from rollart_core.runtime.child import WorkerHost, leave, portable
 from rollart_core.runtime.frames import Answer, Call
+from rollart_core.runtime.records import StoredRecords, unpack
 from rollart_ray.pools import ResourceSlot
 
 if TYPE_CHECKING:
     from rollart_ray.cluster import RayCluster
+
+Frames: TypeAlias = Sequence[tuple[int, bytes]]
+"""Ids of calls, and the pickled calls or answers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +133,11 @@ class RayWorker:
         frame = pickle.dumps(Call(call_id, method, args, kwargs), protocol=5)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
-        self._send(call_id, frame)
+        stored = [arg.content for arg in args if isinstance(arg, RecordObject)]
+        if stored:
+            self._start_sending([(call_id, frame)], stored)
+        else:
+            self._send(call_id, frame)
         try:
             return await future
         finally:
@@ -193,15 +201,21 @@ class RayWorker:
     def _send(self, call_id: int, frame: bytes) -> None:
         """Send a call together with all others of the same iteration of the loop."""
         if not self._outbox:
-            task = asyncio.create_task(self._flush())
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append((call_id, frame))
 
-    async def _flush(self) -> None:
+    def _flush(self) -> None:
         frames, self._outbox = self._outbox, []
+        self._start_sending(frames)
+
+    def _start_sending(self, frames: Frames, stored: Sequence[Any] = ()) -> None:
+        task = asyncio.create_task(self._take(frames, stored))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _take(self, frames: Frames, stored: Sequence[Any]) -> None:
         with contextlib.suppress(WorkerDied):  # each of the calls gets the error
-            await self._ask(self._actor.take, frames)
+            await self._ask(self._actor.take, frames, *stored)
 
     async def _ask(self, method: Any, *args: Any) -> Any:
         """Call the actor itself.
@@ -245,6 +259,24 @@ def _settle(future: asyncio.Future[Any], frame: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordObject(StoredRecords):
+    """Records in the cluster's object store, which a node fetches once for all its actors.
+
+    Ray only resolves references that are arguments of its own call, so the pickled form is empty.
+    """
+
+    content: Any = None
+    """The reference in this process; in an actor, the stored bytes."""
+
+    def __reduce__(self) -> tuple[type[RecordObject], tuple[()]]:
+        return RecordObject, ()
+
+    def load(self) -> list[Any]:
+        """See :meth:`StoredRecords.load`."""
+        return unpack(self.content)
+
+
+@dataclass(frozen=True, slots=True)
 class ActorSettings:
     """Settings of an actor's process, applied before it builds its worker."""
 
@@ -273,10 +305,15 @@ class WorkerActor:
         """Return this process's id."""
         return os.getpid()
 
-    async def take(self, frames: Sequence[tuple[int, bytes]]) -> None:
-        """Start calls, each with its id; :meth:`answers` returns the results."""
+    async def take(self, frames: Frames, *stored: Any) -> None:
+        """Start calls, each with its id; :meth:`answers` returns the results.
+
+        Args:
+            frames: The ids and the pickled calls.
+            *stored: The contents of the stored records among the arguments of a single call.
+        """
         for call_id, frame in frames:
-            task = asyncio.create_task(self._run(call_id, frame))
+            task = asyncio.create_task(self._run(call_id, frame, stored))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
@@ -294,11 +331,16 @@ class WorkerActor:
         """Close this process's resources; it can be killed afterwards."""
         await asyncio.get_running_loop().run_in_executor(None, leave)
 
-    async def _run(self, call_id: int, frame: bytes) -> None:
+    async def _run(self, call_id: int, frame: bytes, stored: Sequence[Any]) -> None:
         """Run a call; an exception is its result."""
         try:
             call: Call = pickle.loads(frame)
-            answer = Answer(call_id, await self._host.run(call.name, call.args, call.kwargs))
+            contents = iter(stored)
+            args = [
+                RecordObject(next(contents)) if isinstance(arg, RecordObject) else arg
+                for arg in call.args
+            ]
+            answer = Answer(call_id, await self._host.run(call.name, args, call.kwargs))
         except BaseException as e:
             if is_from_outside(e):
                 raise

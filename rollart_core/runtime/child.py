@@ -24,6 +24,7 @@ from typing import Any, NoReturn, cast
 from rollart_core.errors import RollartError, contained, described, is_from_outside
 from rollart_core.rollout.loop import run_exit_functions
 from rollart_core.runtime.frames import Answer, Call, FrameProtocol, encode
+from rollart_core.runtime.records import StoredRecords
 
 _PR_SET_PDEATHSIG = 1
 
@@ -64,9 +65,13 @@ class WorkerHost:
 
 
 def _contained(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function on the worker's thread; its errors end neither the thread nor the loop."""
+    """Call a function on the worker's thread; its errors end neither the thread nor the loop.
+
+    Stored records among the arguments are loaded.
+    """
     try:
-        return function(*args, **kwargs)
+        given = [arg.load() if isinstance(arg, StoredRecords) else arg for arg in args]
+        return function(*given, **kwargs)
     except BaseException as e:
         raise contained(e) from e
 

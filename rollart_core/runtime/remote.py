@@ -2,7 +2,8 @@
 
     RemoteEngine    one process; if it dies: EngineDied; it restarts with the newest weights
     RemoteWorker    one process; if it dies: WorkerDied; the pool of env workers starts another
-    TrainerGroup    one process per rank; if one dies: TrainerLost; ``restart`` starts all again
+    TrainerGroup    one process per rank; if one dies: TrainerLost; ``restart`` starts all again;
+                    a batch is stored once, and each rank receives a reference to it
 
 Takes: unstarted workers, and the objects to build in them. Gives: the methods of these objects.
 Never: hides that a process died, or leaves ranks waiting in a collective call for a dead one.
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rollart_core.contracts.inference import (
@@ -28,6 +31,7 @@ from rollart_core.contracts.inference import (
 from rollart_core.contracts.weights import Publication
 from rollart_core.errors import (
     EngineDied,
+    OutOfMemory,
     RollartError,
     TrainerLost,
     WorkerDied,
@@ -36,6 +40,7 @@ from rollart_core.errors import (
 )
 from rollart_core.runtime.factories import RankArgs
 from rollart_core.runtime.heartbeat import Heartbeat, Notify, nobody_listens
+from rollart_core.runtime.records import StoreRecords, file_store
 from rollart_core.runtime.worker import Worker
 from rollart_core.training.report import TrainStepReport
 from rollart_core.types import Group, Sample
@@ -362,6 +367,7 @@ class TrainerGroup:
         host: The address where other ranks reach rank 0; None: the address of its machine.
         own_devices: Whether each rank's process sees only the devices assigned to it.
         watch: Called with each rank once it is built, for example to ping it.
+        store: Stores batches, so that all ranks read one copy; None: in temporary files.
     """
 
     def __init__(
@@ -373,8 +379,10 @@ class TrainerGroup:
         host: str | None = None,
         own_devices: bool = False,
         watch: Callable[[Worker], None] = lambda worker: None,
+        store: StoreRecords | None = None,
     ) -> None:
         self._watch = watch
+        self._store = store or file_store(Path(tempfile.gettempdir()))
         self._new_part = new_worker
         self._kwargs = kwargs
         self._host = host
@@ -437,15 +445,24 @@ class TrainerGroup:
         self, groups: list[Group], policy_version: int, *, progress: float | None = None
     ) -> list[TrainStepReport]:
         """Update the weights on a batch; ``progress`` is the used share of ``stop``."""
-        reports: list[TrainStepReport] = await self.call(
-            "train_batch", groups, policy_version, progress=progress
-        )
+        reports: list[TrainStepReport]
+        async with self._store(groups) as stored:
+            reports = await self.call("train_batch", stored, policy_version, progress=progress)
         return reports
 
     async def supervise(self, samples: list[Sample], lr: float) -> dict[str, float]:
         """Take one supervised step."""
-        metrics: dict[str, float] = await self.call("supervise", samples, lr)
+        metrics: dict[str, float]
+        async with self._store(samples) as stored:
+            metrics = await self.call("supervise", stored, lr)
         return metrics
+
+    async def compare(self, samples: list[Sample]) -> dict[str, float]:
+        """Return how much the logprobs of samples differ from the engine's."""
+        figures: dict[str, float]
+        async with self._store(samples) as stored:
+            figures = await self.call("compare", stored)
+        return figures
 
     async def publish(self, policy_version: int) -> Publication:
         """Publish the weights on the channel."""
@@ -508,21 +525,32 @@ class TrainerGroup:
                 self._lose(str(error), workers[rank])
                 if self._dead is workers[rank]:
                     self._lost = str(error)  # has more detail than the message of on_death
-        error = next(iter(errors.values()))
+        of_memory = [e for e in errors.values() if isinstance(e, OutOfMemory)]
+        error = next(iter([*of_memory, *errors.values()]))
         if self._lost is None:
+            begins_again = len(workers) > 1 and any(e.can_be_split for e in of_memory)
             alike = (
                 len(errors) == len(workers) and len({described(e) for e in errors.values()}) == 1
             )
-            if alike and not _is_of_the_link(error):
+            if alike and not begins_again and not _is_of_the_link(error):
                 return error
             what = described(error)
             dead = workers[next(iter(errors))]
             self._lose(f"the {dead.name} process raised {what}", dead)
-            if isinstance(error, RollartError):
+            if begins_again:
+                self._halve_microbatches()
+            elif isinstance(error, RollartError):
                 return error
         lost = TrainerLost(self._lost)
         lost.__cause__ = error
         return lost
+
+    def _halve_microbatches(self) -> None:
+        """Let the next start of the ranks use smaller microbatches."""
+        config = self._kwargs["config"]
+        half = max(1, config.max_tokens_per_microbatch // 2)
+        smaller = config.model_copy(update={"max_tokens_per_microbatch": half})
+        self._kwargs = {**self._kwargs, "config": smaller}
 
     def _on_death(self, worker: Worker) -> None:
         if worker in self._workers and self._lost is None:

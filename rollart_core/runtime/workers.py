@@ -37,6 +37,7 @@ from rollart_core.runtime.base import TakeSamples
 from rollart_core.runtime.elastic import ENGINES, ENV_WORKERS
 from rollart_core.runtime.factories import ChannelArgs, EnvTasks, ModelArgs
 from rollart_core.runtime.heartbeat import Heartbeat, Notify, nobody_listens
+from rollart_core.runtime.records import StoreRecords, file_store
 from rollart_core.runtime.remote import (
     RemoteEngine,
     RemoteWorker,
@@ -319,6 +320,7 @@ class WorkersRuntime(ABC):
             host=self.trainer_host,
             own_devices=self.has_own_devices,
             watch=self.heartbeat.watch,
+            store=self.store_records(),
         )
         await asyncio.gather(engines.start(num_engines(config)), self._trainer.start())
         return engines.router, self._trainer
@@ -356,6 +358,10 @@ class WorkersRuntime(ABC):
             temperature=config.rollout.temperature,
             limit_s=self.run.deadlines.generate_s,
         )
+
+    def store_records(self) -> StoreRecords:
+        """Return the store of batches, which all trainer ranks can read."""
+        return file_store(self._shared)
 
     def weights_location(self) -> str:
         """Return the location where trainer and engines open the weight channel."""

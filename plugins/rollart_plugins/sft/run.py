@@ -319,6 +319,7 @@ def _trainer_group(
 ) -> TrainerGroup:
     """Return the trainer, not started, in a process for each rank."""
     from rollart_core.runtime.factories import ModelArgs
+    from rollart_core.runtime.records import file_store
     from rollart_core.runtime.remote import TrainerGroup
 
     config = prepared.config
@@ -337,6 +338,7 @@ def _trainer_group(
             },
         },
         host="127.0.0.1",
+        store=file_store(run_dir),
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.pace import scaled, wait_until
 from support.patient_ray import patient_ray
@@ -26,13 +27,14 @@ from support.ray_runs import (
 from rollart_core.config.runtime import RayRuntime
 from rollart_core.errors import ConfigError, RollartError, WorkerDied
 from rollart_core.runtime.launch import launch
+from rollart_core.runtime.records import pack
 from rollart_core.scheduling.observer import NobodyWatches
 from rollart_core.store.journal_reader import JournalReader, read_trajectories
 from rollart_ray import nodes as ray_nodes
 from rollart_ray.cluster import RayCluster
 from rollart_ray.local import LocalNodes, local_nodes
 from rollart_ray.pools import ResourceSlot
-from rollart_ray.worker import ActorSettings, RayWorker, Reservation
+from rollart_ray.worker import ActorSettings, RayWorker, RecordObject, Reservation
 
 TOKEN = "RAY_AUTH_TOKEN_PATH"
 KEEPS_ALL = {"id": "grpo", "zero_advantage": "keep"}
@@ -90,6 +92,10 @@ class Tried:
         print("a word for the log", flush=True)
         return f"{self.greeting} {whom}"
 
+    def total(self, records: list[dict[str, Any]], factor: int) -> tuple[int, bool]:
+        rows = [record["row"] for record in records]
+        return factor * sum(int(row.sum()) for row in rows), rows[0].flags.writeable
+
     async def wait(self) -> None:
         await asyncio.Event().wait()
 
@@ -126,6 +132,10 @@ def test_a_part_in_an_actor_is_as_a_part_in_a_process(nodes: LocalNodes, tmp_pat
             part.on_death = deaths.append
             waiting = [asyncio.ensure_future(part.call("wait")) for _ in range(200)]
             assert await part.call("greet", "Ada") == "good day, Ada"  # none of them is in its way
+            records = [{"row": np.arange(n)} for n in (1000, 3)]
+            stored = RecordObject(cluster.put(pack(records)))
+            of_both = [part.call("total", stored, 1), part.call("total", stored, 2)]
+            assert await asyncio.gather(*of_both) == [(499_503, False), (999_006, False)]
             with pytest.raises(ConfigError, match="not so"):
                 await part.call("refuse")
             with pytest.raises(WorkerDied, match=r"the tried actor is gone .*tried\.log"):
