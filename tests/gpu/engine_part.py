@@ -1,8 +1,8 @@
 """The cases of inference engines: real servers on this machine's GPU, through RollArt's engines.
 
-`SGLANG` is the command that launches a server, such as `/opt/sglang/bin/python -m
-sglang.launch_server`. Without it, this Python must have sglang. The model is a small one with
-random weights, so that nothing is downloaded.
+`SGLANG` and `VLLM` are the commands that launch a server, such as `/opt/sglang/bin/python -m
+sglang.launch_server` and `/opt/vllm/bin/vllm serve`. Without them, this Python must have sglang or
+vllm. The model is a small one with random weights, so that nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -56,6 +56,21 @@ def _sglang(machine: Machine, transport: str) -> Iterator[Figure]:
         "server_args": {"max_total_tokens": 65536},
     }
     yield from _figures(machine, SGLangEngine, options)
+
+
+def vllm(machine: Machine) -> Iterator[Figure]:
+    """vLLM: the same, weights as files."""
+    command = launch_command("VLLM", "vllm", "vllm.entrypoints.cli.main", "serve")
+    from rollart_plugins.engines.vllm import VllmEngine
+
+    options = {
+        "command": command,
+        "dtype": machine.size(cuda="bfloat16", cpu="float32"),
+        "server_args": machine.size(
+            cuda={}, cpu={"num_gpu_blocks_override": 256, "max_num_seqs": 32}
+        ),
+    }
+    yield from _figures(machine, VllmEngine, options)
 
 
 def _figures(
@@ -113,12 +128,12 @@ async def _paused_tokens(engine: InferenceEngine) -> Figure:
     return Figure("logprobs of a token after a pause", share, at_least=1.0, at_most=1.0)
 
 
-def launch_command(variable: str, package: str, module: str) -> list[str]:
+def launch_command(variable: str, package: str, *arguments: str) -> list[str]:
     """Return the command of a server: of an environment variable, or of this Python."""
     if given := os.environ.get(variable):
         return shlex.split(given)
     need(package)
-    return [sys.executable, "-m", module]
+    return [sys.executable, "-m", *arguments]
 
 
 def request(i: int, max_new_tokens: int = 64) -> GenerateRequest:
@@ -185,8 +200,9 @@ def _sample(prompt: Sequence[int], answer: GenerateResult) -> Sample:
 
 
 CASES: dict[Case, float] = {
-    sglang_tensor: 150,
-    sglang_disk: 150,
-    sglang_distributed: 150,
+    sglang_tensor: 240,
+    vllm: 240,
+    sglang_disk: 240,
+    sglang_distributed: 240,
 }
-"""Case -> its time limit in seconds."""
+"""Case -> its time limit in seconds. On a slow machine, the limit of the part ends first."""

@@ -80,6 +80,8 @@ def run(parts: Mapping[str, Part], device: str, path: Path | None, limit_s: floa
     # The processes of cases read sys.path from here.
     given = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *([given] if given else [])])
+    # Processes are forked, which a process that has used CUDA cannot be: torch asks NVML instead.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         [part.module for part in parts.values()]
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.multiprocessing  # it registers how tensors are pickled
@@ -26,6 +26,7 @@ from cases import (
     Case,
     Figure,
     Machine,
+    Skipped,
     clear_gradients,
     in_ranks,
     need,
@@ -44,6 +45,9 @@ from rollart_core.training.optimizer import GuardedAdamW
 from rollart_core.training.policy import ForwardSettings, PackedPolicy, PaddedPolicy, Policy
 from rollart_core.types import Group, Sample, Task, Ticket, Trajectory
 from rollart_planner.devices import find_device
+
+if TYPE_CHECKING:
+    from rollart_core.training.trainer import Trainer
 
 LENGTHS = (300, 2900, 850, 1600, 480, 2100, 1200, 700, 350, 1000, 2500, 600, 900, 400, 1800, 550)
 """Rows of a microbatch as multi-turn episodes give them: mean 1,140 tokens, the longest 2,900."""
@@ -83,7 +87,7 @@ def _model_and_rows(machine: Machine) -> tuple[nn.Module, list[Sample]]:
     vocabulary = machine.size(cuda=VOCABULARY, cpu=97)
     layers = machine.size(cuda=8, cpu=2)
     shape = machine.size(cuda=QWEN3_06B, cpu=SMALL)
-    lengths = machine.size(cuda=(17, 300, 1025, 2048, 96, 4000), cpu=(5, 17, 140))
+    lengths = machine.size(cuda=(17, 300, 1025, 2048, 96, 700), cpu=(5, 17, 140))
     model = new_model(machine, vocab_size=vocabulary, num_hidden_layers=layers, **shape)
     return model, new_samples(lengths, vocabulary)
 
@@ -321,19 +325,13 @@ def _num_different(a: checkpoint.State, b: checkpoint.State) -> int:
 def grpo_batch(machine: Machine) -> Iterator[Figure]:
     """The trainer has the loss, gradient norm and weights of a deterministic one on the CPU."""
     need("pydantic", "pluggy")
-    from rollart_algorithms.grpo import GRPO
-    from rollart_core.config.run import Trainer as TrainerConfig
-    from rollart_core.training.trainer import Trainer
-
     path = str(machine.folder / "model")
     new_model(machine, vocab_size=97, num_hidden_layers=2, **SMALL).save_pretrained(path)
-    config = TrainerConfig(warmup_train_steps=0, max_tokens_per_microbatch=256, kernels="torch")
+    lengths = [20 + 7 * i for i in range(8)]
     losses, norms, weights = [], [], []
     for device, deterministic in (("cpu", True), (machine.device, False)):
-        trainer = Trainer(
-            config, GRPO(), model_path=path, device=device, deterministic=deterministic
-        )
-        reports = [trainer.train_batch(_groups(seed), 0)[0].metrics for seed in range(3)]
+        trainer = _grpo_trainer(path, device, 256, deterministic=deterministic)
+        reports = [trainer.train_batch(_groups(lengths, seed), 0)[0].metrics for seed in range(3)]
         losses.append([report["loss"] for report in reports])
         norms.append([report["grad_norm"] for report in reports])
         trainer.export_hf(str(machine.folder / device), path)
@@ -349,11 +347,46 @@ def grpo_batch(machine: Machine) -> Iterator[Figure]:
     yield Figure("error of the weights after three updates", error, at_most=1e-3)
 
 
-def _groups(seed: int) -> list[Group]:
-    """Return groups of random rows with different rewards."""
-    rows = new_samples([20 + 7 * i + seed for i in range(8)], 97)
+def out_of_memory(machine: Machine) -> Iterator[Figure]:
+    """If memory runs out, microbatches are halved, and the gradient is that of small ones."""
+    need("pydantic", "pluggy")
+    if not machine.is_cuda:
+        raise Skipped("only the memory of a GPU can be limited")
+    path = str(machine.folder / "model")
+    new_model(machine, vocab_size=97, num_hidden_layers=4, **QWEN3_06B).save_pretrained(path)
+    torch.cuda.empty_cache()
+    norms = []
+    for budget in (1024, 16384):
+        trainer = _grpo_trainer(path, "cuda", budget)
+        if budget > 1024:
+            limit = torch.cuda.memory_reserved() + 3 * GB  # a microbatch of 16k tokens needs more
+            torch.cuda.set_per_process_memory_fraction(
+                limit / torch.cuda.get_device_properties(0).total_memory
+            )
+        metrics = trainer.train_batch(_groups([1000] * 16, 0), 0)[0].metrics
+        norms.append(metrics["grad_norm"])
+        trainer.close()
+        del trainer
+        torch.cuda.empty_cache()
+    yield Figure("halvings", metrics["microbatch_halvings"], at_least=1)
+    off = abs(norms[1] / norms[0] - 1)
+    yield Figure("relative difference of gradient norms", off, at_most=1e-3)
+
+
+def _grpo_trainer(path: str, device: str, budget: int, *, deterministic: bool = False) -> Trainer:
+    from rollart_algorithms.grpo import GRPO
+    from rollart_core.config.run import Trainer as TrainerConfig
+    from rollart_core.training.trainer import Trainer
+
+    config = TrainerConfig(warmup_train_steps=0, max_tokens_per_microbatch=budget, kernels="torch")
+    return Trainer(config, GRPO(), model_path=path, device=device, deterministic=deterministic)
+
+
+def _groups(lengths: Sequence[int], seed: int) -> list[Group]:
+    """Return groups of four random rows with different rewards."""
+    rows = new_samples([length + seed for length in lengths], 97)
     groups = []
-    for first in (0, 4):
+    for first in range(0, len(rows), 4):
         name = f"g{seed}-{first}"
         task = Task("test/Env-v1", "train", first, 0)
         members = tuple(
@@ -468,6 +501,7 @@ CASES: dict[Case, float] = {
     long_row: 90,
     update_and_checkpoint: 120,
     grpo_batch: 60,
+    out_of_memory: 60,
     offload: 90,
     weights_to_another_process: 90,
 }
