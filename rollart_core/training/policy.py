@@ -159,9 +159,9 @@ class Policy(ABC):
             entropy_gradient: Whether the entropy is differentiable.
         """
         targets = Targets.one_per_row(positions.tokens)
-        if not (
-            self.head.in_chunks(positions.num_computed) and self.head.is_last(self._try_output)
-        ):
+        # Tried before any rank has a large batch: a forward pass is a collective call.
+        is_known = self.head.knows_model(self._try_output)
+        if not (is_known and self.head.in_chunks(positions.num_computed)):
             logits = positions.of(output())
             return self._of_logits(logits, targets, entropy_gradient)
         scoring = Scoring(self.temperature, entropy_gradient)
