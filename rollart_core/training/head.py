@@ -239,11 +239,11 @@ class _Chunked(torch.autograd.Function):
         matrix = weight.to(scoring.compute_dtype or hidden.dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for start, stop in _chunks(len(hidden), len(weight)):
-                logp, _ = _logits(hidden[start:stop], matrix, bias, scoring)
-                logp -= logp.logsumexp(-1, keepdim=True)
+                logp, _ = _log_probs(hidden[start:stop], matrix, bias, scoring)
                 pairs = _pairs(rows, start, stop)
                 values[pairs] = logp[rows[pairs] - start, tokens[pairs]]
                 entropies.append(-torch.einsum("rv,rv->r", logp.exp(), logp))
+                del logp  # before the next chunk
         entropy = torch.cat(entropies)
         ctx.save_for_backward(hidden, weight, bias, rows, tokens, entropy)
         if not scoring.entropy_gradient:
@@ -261,27 +261,21 @@ class _Chunked(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=grad.dtype) if is_trained else None
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=grad.dtype)
         for start, stop in _chunks(len(hidden), len(weight)):
-            logp, slope_of_cap = _logits(hidden[start:stop], matrix, bias, scoring)
-            logp -= logp.logsumexp(-1, keepdim=True)
             pairs = _pairs(rows, start, stop)
-            at, given = rows[pairs] - start, grad[pairs]
-            total = grad.new_zeros(stop - start).index_add_(0, at, given)[:, None]
-            probs = logp.exp()
-            if scoring.entropy_gradient:
-                slope = logp.add_(entropy[start:stop, None]).mul_(grad_entropy[start:stop, None])
-                probs.mul_(slope.add_(total))
-            else:
-                probs.mul_(total)
-            grad_logits = probs.neg_().index_put_((at, tokens[pairs]), given, accumulate=True)
-            grad_logits.mul_(scoring.scale / scoring.temperature)
-            if slope_of_cap is not None:
-                grad_logits.mul_(slope_of_cap)
+            grad_logits = _logit_gradients(
+                _log_probs(hidden[start:stop], matrix, bias, scoring),
+                Targets(rows[pairs] - start, tokens[pairs]),
+                grad[pairs],
+                (entropy[start:stop], grad_entropy[start:stop]),
+                scoring,
+            )
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
             rounded = grad_logits.to(matrix.dtype)
             grad_hidden[start:stop] = rounded @ matrix
             if grad_weight is not None:
                 _add_product(grad_weight, rounded, hidden[start:stop].to(matrix.dtype))
+            del grad_logits, rounded  # before the next chunk
         if grad_bias is not None and bias is not None:
             grad_bias = grad_bias.to(bias.dtype)
         if grad_weight is not None:
@@ -300,15 +294,45 @@ def _pairs(rows: Tensor, start: int, stop: int) -> Tensor:
     return ((rows >= start) & (rows < stop)).nonzero()[:, 0]
 
 
-def _logits(
+def _log_probs(
     hidden: Tensor, matrix: Tensor, bias: Tensor | None, scoring: Scoring
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the divided logits of a chunk, at least float32, and the slope of their cap."""
+    """Return the logprobs ``[r, V]`` of a chunk, at least float32, and the slope of the cap."""
     logits = hidden.to(matrix.dtype) @ matrix.T
     if bias is not None:
         logits += bias.to(logits.dtype)
     logits = logits.to(torch.promote_types(hidden.dtype, torch.float32))
-    return _adjust(logits, scoring)
+    logits, slope = _adjust(logits, scoring)
+    return torch.log_softmax(logits, dim=-1), slope
+
+
+def _logit_gradients(
+    found: tuple[Tensor, Tensor | None],
+    targets: Targets,
+    grad: Tensor,
+    entropies: tuple[Tensor, Tensor],
+    scoring: Scoring,
+) -> Tensor:
+    """Return the gradient ``[r, V]`` of a chunk's output of the head.
+
+    Args:
+        found: The result of :func:`_log_probs`, which is overwritten.
+        targets: The chunk's targets.
+        grad: The gradients of their logprobs.
+        entropies: The entropies ``[r]``, and their gradients.
+        scoring: How logits become logprobs.
+    """
+    logp, slope_of_cap = found
+    total = grad.new_zeros(len(logp)).index_add_(0, targets.rows, grad)[:, None]
+    probs = logp.exp()
+    if scoring.entropy_gradient:
+        entropy, grad_entropy = entropies
+        probs.mul_(logp.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(total))
+    else:
+        probs.mul_(total)
+    probs.neg_().index_put_((targets.rows, targets.tokens), grad, accumulate=True)
+    probs.mul_(scoring.scale / scoring.temperature)
+    return probs if slope_of_cap is None else probs.mul_(slope_of_cap)
 
 
 def _adjust(logits: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor | None]:
