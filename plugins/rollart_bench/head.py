@@ -50,38 +50,27 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     pairs = given.integer("pairs", 1 if short else 5)
     memory = in_fresh_process(f"{__name__}:measure_memory", sizes)
     echo(f"{memory['bytes'] / 1e9:.2f} GB in {memory['seconds']:.0f} s on {memory['device']}")
-    case = f"{_case(sizes)}: memory beyond weights and gradients"
-    rows = [
-        row(
-            case,
-            memory["bytes"],
-            None,
-            None,
-            "bytes",
-            mark=f"at most {MOST_BYTES}",
-            meets_mark=memory["bytes"] <= MOST_BYTES,
-            required=True,
-        )
-    ]
-    for name, timed in TIMED.items():
-        if short and name == "large":
-            continue
-        found = in_fresh_process(f"{__name__}:measure_time", {**timed, "pairs": pairs})
-        ours, peer = found["ours"], found["peer"]
-        ratios = [b / a for a, b in zip(ours, peer, strict=True)]
-        echo(f"{_case(timed)}: {min(ours):.3f} s, peer {min(peer):.3f} s")
-        rows.append(
-            row(
-                f"{name}, {_case(timed)}: time",
-                min(ours),
-                min(peer),
-                PEER,
-                "s",
-                ratios=ratios,
-                mark=LEAST_RATIO,
-            )
-        )
-    return result("head", rows, conditions={"device": memory["device"]})
+    used = row(
+        f"{_case(sizes)}: memory beyond weights and gradients",
+        memory["bytes"],
+        None,
+        None,
+        "bytes",
+        mark=f"at most {MOST_BYTES}",
+        meets_mark=memory["bytes"] <= MOST_BYTES,
+        required=True,
+    )
+    times = [_time_row(name, pairs) for name in TIMED if not (short and name == "large")]
+    return result("head", [used, *times], conditions={"device": memory["device"]})
+
+
+def _time_row(name: str, pairs: int) -> dict[str, object]:
+    found = in_fresh_process(f"{__name__}:measure_time", {**TIMED[name], "pairs": pairs})
+    ours, peer = found["ours"], found["peer"]
+    case = f"{name}, {_case(TIMED[name])}: time"
+    echo(f"{case}: {min(ours):.3f} s, peer {min(peer):.3f} s")
+    ratios = [b / a for a, b in zip(ours, peer, strict=True)]
+    return row(case, min(ours), min(peer), PEER, "s", ratios=ratios, mark=LEAST_RATIO)
 
 
 def _case(sizes: Mapping[str, int]) -> str:
