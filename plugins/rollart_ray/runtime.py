@@ -16,9 +16,9 @@ import contextlib
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from rollart_core.config.resolve import Resolution, ResolvedRun
@@ -39,6 +39,7 @@ from rollart_ray.nodes import NodeChecks, refuse
 from rollart_ray.pools import Node, ResourceSlot
 from rollart_ray.worker import ActorSettings, RayWorker, RecordObject, Reservation
 
+T = TypeVar("T")
 LOOK_S = 1.0
 """Interval of checks of the cluster's head."""
 NODE_LOST_S = 3.0
@@ -140,6 +141,16 @@ class RayRuntime(WorkersRuntime):
             self._sharing = trainer
         if reach == "network" and self._may_be_elsewhere(trainer, nodes["engine"]):
             self._location = await self._address_of_weights(trainer)
+
+    async def ask(self, question: Callable[[], T]) -> dict[str, T]:
+        """Run a function on each node of the placed workers."""
+        found = {
+            node
+            for reserved in self._reserved.values()
+            if (node := self._cluster.nodes_of(reserved.group)[reserved.index]) is not None
+        }
+        answers = await self._cluster.ask(question, sorted(found, key=lambda node: node.title))
+        return {node.title: answer for node, answer in answers.items()}
 
     def weights_location(self) -> str:
         """Return the location at which trainer and engines open the weight channel."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rollart_core.config.base import PluginRef
 from rollart_core.config.model import NewModel, RemoteModel
@@ -49,6 +49,8 @@ from rollart_core.runtime.run_envs import by_env, env_ref
 from rollart_core.runtime.scaling import ClusterLoad
 from rollart_core.runtime.worker import Worker
 from rollart_core.types import Sample, Task
+
+T = TypeVar("T")
 
 
 class Reservations(Protocol):
@@ -257,6 +259,17 @@ class WorkersRuntime(ABC):
     @abstractmethod
     async def place(self, placement: Placement) -> None:
         """Reserve the slots of the workers, and check the nodes that they are on."""
+
+    @abstractmethod
+    async def ask(self, question: Callable[[], T]) -> dict[str, T]:
+        """Run a function on each machine of the placed workers.
+
+        Args:
+            question: A function that imports what it needs, because it is sent without its module.
+
+        Returns:
+            Name of the machine -> its answer.
+        """
 
     @abstractmethod
     def pool_of(self, role: str, index: int) -> str:
