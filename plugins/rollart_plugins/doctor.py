@@ -112,14 +112,16 @@ async def examine(run: ResolvedRun, progress: Callable[[str], None]) -> list[Dia
     found: list[Diagnosis] = []
     try:
         progress("placing the workers")
-        pools = await runtime.connect()
-        await runtime.place(place(run, pools, demand_of(run)))
+        try:
+            pools = await runtime.connect()
+            await runtime.place(place(run, pools, demand_of(run)))
+        except ConfigError as e:
+            found += _problems(e, "preflight checks")
         progress("asking the machines")
         found += await _machines(run, runtime)
-        progress("starting an all-reduce of the trainer ranks")
-        found.append(await _all_reduce(run, runtime))
-    except ConfigError as e:
-        found += _problems(e, "preflight checks")
+        if not found or found[0].finding.what != "preflight checks":
+            progress("starting an all-reduce of the trainer ranks")
+            found.append(await _all_reduce(run, runtime))
     except RollartError as e:
         found.append(Diagnosis("", Finding("workers", "bad", first_line(str(e)))))
     finally:
@@ -141,16 +143,15 @@ def _remove(run_dir: Path) -> None:
 
 async def _machines(run: ResolvedRun, runtime: WorkersRuntime) -> list[Diagnosis]:
     from rollart_core.runtime.workload import shape_of
-    from rollart_ray.nodes import ask_the_time, check_sandbox_on_node, clock_faults
+    from rollart_ray.nodes import check_sandbox_on_node, compare_clocks
 
     facts = await runtime.ask(ask_for_facts(str(run.config.runs_dir), _servers(run)))
-    before_s = time.time()
-    times = await runtime.ask(ask_the_time())
-    after_s = time.time()
-    apart = clock_faults(before_s, times, after_s)
+    if not facts:  # no worker has a place
+        return []
+    apart, within_s = await compare_clocks(runtime.ask)
     found = [Diagnosis("", Finding("clocks", "bad", *_halves(line))) for line in apart]
     if not apart:
-        said = f"agree within {after_s - before_s:.2g} s"
+        said = f"agree within {within_s:.2g} s"
         found.append(Diagnosis("", Finding("clocks", "ok", said)))
     found += _versions(facts)
     shape = shape_of(run.config.model)
