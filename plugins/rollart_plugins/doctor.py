@@ -35,6 +35,9 @@ MOST_USED: Final = 0.1
 BYTES: Final = 16 * 2**20
 """Size of the tensor of the all-reduce."""
 ROUNDS: Final = 4
+CONNECT_S: Final = 10.0
+"""Seconds in which a machine must reach a port of the trainer's machine."""
+PREFLIGHT: Final = "preflight checks"
 TESTED: Final = {"sglang": "0.5.23", "vllm": "0.32"}
 """Server -> the version that RollArt is tested with."""
 
@@ -116,12 +119,15 @@ async def examine(run: ResolvedRun, progress: Callable[[str], None]) -> list[Dia
             pools = await runtime.connect()
             await runtime.place(place(run, pools, demand_of(run)))
         except ConfigError as e:
-            found += _problems(e, "preflight checks")
+            found += _problems(e, PREFLIGHT)
+        else:
+            says = "places, versions, files, run directory, weights"
+            found.append(Diagnosis("", Finding(PREFLIGHT, "ok", says)))
         progress("asking the machines")
         found += await _machines(run, runtime)
-        if not found or found[0].finding.what != "preflight checks":
+        if found[0].finding.state == "ok":
             progress("starting an all-reduce of the trainer ranks")
-            found.append(await _all_reduce(run, runtime))
+            found += await _all_reduce(run, runtime)
     except RollartError as e:
         found.append(Diagnosis("", Finding("workers", "bad", first_line(str(e)))))
     finally:
@@ -342,31 +348,58 @@ def _versions(facts: Mapping[str, Mapping[str, Any]]) -> list[Diagnosis]:
 # The all-reduce
 
 
-async def _all_reduce(run: ResolvedRun, runtime: WorkersRuntime) -> Diagnosis:
-    """Start the trainer ranks without a model, and sum a tensor over them."""
+async def _all_reduce(run: ResolvedRun, runtime: WorkersRuntime) -> list[Diagnosis]:
+    """Start the trainer ranks without a model, connect to rank 0, and sum a tensor over them."""
     from rollart_core.runtime.remote import OPEN_STORE
 
     size = run.config.runtime.num_trainer_ranks
     workers = [runtime.new_worker("trainer", rank) for rank in range(size)]
     device = str(getattr(run.config.model, "device", "auto"))
+    own = runtime.has_own_devices
     what = f"all-reduce of {size} ranks"
+    found: list[Diagnosis] = []
     try:
         await asyncio.gather(*(worker.start() for worker in workers))
         store = await workers[0].call(OPEN_STORE, runtime.trainer_host)
+        for node, why in (await runtime.ask(ask_to_connect(store, CONNECT_S))).items():
+            found.append(Diagnosis(node, _connection(store, why)))
         calls = [
-            worker.call(
-                f"{__name__}:all_reduce", store, rank, size, device, runtime.has_own_devices
-            )
+            worker.call(f"{__name__}:all_reduce", store, rank, size, device, own)
             for rank, worker in enumerate(workers)
         ]
         took_s = max(await asyncio.gather(*calls))
     except Exception as e:
+        says = first_line(str(e)) or type(e).__name__
         mend = "check the network interfaces (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and firewalls"
-        return Diagnosis("", Finding(what, "bad", first_line(str(e)) or type(e).__name__, mend))
+        return [*found, Diagnosis("", Finding(what, "bad", says, mend))]
     finally:
         await asyncio.gather(*(worker.close() for worker in workers), return_exceptions=True)
     says = f"{BYTES / 2**20:.0f} MiB in {1e3 * took_s:.3g} ms ({BYTES / took_s / _GB:.3g} GB/s)"
-    return Diagnosis("", Finding(what, "ok", says))
+    return [*found, Diagnosis("", Finding(what, "ok", says))]
+
+
+def ask_to_connect(address: str, limit_s: float) -> Callable[[], str]:
+    """Return a function that connects to ``host:port`` and returns an error, or an empty string."""
+
+    def connect() -> str:
+        import socket
+
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=limit_s).close()
+        except OSError as e:
+            return str(e)
+        return ""
+
+    return connect
+
+
+def _connection(address: str, why: str) -> Finding:
+    host = address.rpartition(":")[0]
+    if not why:
+        return Finding("trainer's ports", "ok", f"{host} can be reached")
+    mend = "open the ports between all machines of the run in their firewalls"
+    return Finding("trainer's ports", "bad", f"cannot connect to {address}: {why}", mend)
 
 
 def all_reduce(store: str, rank: int, world_size: int, device: str, own_devices: bool) -> float:

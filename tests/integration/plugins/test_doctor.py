@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,13 @@ from support.whole_runs import run, write
 
 from rollart_core.errors import ConfigError
 from rollart_core.runtime.prepare import prepare
-from rollart_plugins.doctor import ask_for_facts, examine, findings_of, gpus_of
+from rollart_plugins.doctor import (
+    ask_for_facts,
+    ask_to_connect,
+    examine,
+    findings_of,
+    gpus_of,
+)
 from rollart_ray.nodes import ask_for_model, clock_faults, model_faults
 
 GIB = 2**30
@@ -122,12 +129,29 @@ def test_the_machines_are_shown_although_a_preflight_check_fails(
     assert not any(what.startswith("all-reduce") for what in states)
 
 
+def test_a_port_that_nobody_can_reach_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]  # it does not listen
+        why = ask_to_connect(f"127.0.0.1:{port}", 5.0)()
+        assert "refused" in why
+        listener.listen()
+        assert ask_to_connect(f"127.0.0.1:{port}", 5.0)() == ""
+    monkeypatch.setattr("rollart_plugins.doctor.ask_to_connect", lambda *of: lambda: why)
+    config = write(tmp_path, {"stop": {"batches": 1}, "reward": None})
+    found = asyncio.run(examine(prepare(str(config), [f"runs_dir={tmp_path / 'runs'}"]), print))
+    (bad_one,) = (d.finding for d in found if d.finding.state == "bad")
+    assert bad_one.says.startswith("cannot connect to ")
+    assert "firewalls" in bad_one.mend
+
+
 def test_two_ranks_sum_a_tensor_and_nothing_is_left(tmp_path: Path):
     code, said = diagnosed(tmp_path, runtime={"kind": "inline", "num_trainer_ranks": 2})
     assert code == 0, said
     assert said["works"]
     states = {f["what"]: f["state"] for f in said["findings"]}
     assert states["all-reduce of 2 ranks"] == states["clocks"] == states["packages"] == "ok"
+    assert states["trainer's ports"] == states["preflight checks"] == "ok"
     assert list((tmp_path / "runs").iterdir()) == []
 
 

@@ -233,14 +233,15 @@ def test_what_a_node_lacks_is_said_with_its_name(
             launch(small_run(tmp_path, **on_ray))
 
 
-def _differs_on_the_last_node(usual: Callable[[], Any], other: Any) -> Callable[[], Any]:
+def _differs_on_the_engines_node(usual: Callable[[], Any], other: Any) -> Callable[[], Any]:
     """Return a question that one node of the cluster answers otherwise."""
 
     def answer() -> Any:
         import ray
 
-        last = max(node["NodeID"] for node in ray.nodes())
-        return other if ray.get_runtime_context().get_node_id() == last else usual()
+        here = ray.get_runtime_context().get_node_id()
+        (node,) = (node for node in ray.nodes() if node["NodeID"] == here)
+        return other if "gen_node" in node["Resources"] else usual()
 
     return answer
 
@@ -264,11 +265,11 @@ def test_one_node_that_differs_stops_the_run_and_the_doctor_shows_it(
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     usual = getattr(ray_nodes, question)
-    ask = lambda *of: _differs_on_the_last_node(usual(*of), other)  # noqa: E731
+    ask = lambda *of: _differs_on_the_engines_node(usual(*of), other)  # noqa: E731
     monkeypatch.setattr(ray_nodes, question, ask)
     run = small_run(tmp_path / "runs", **on_ray)
     if question == "ask_for_model":
-        path = ModelPath(kind="path", path=str(tmp_path / "model"))
+        path = ModelPath(path=str(tmp_path / "model"))
         run = replace(run, config=run.config.model_copy(update={"model": path}))
     with pytest.raises(ConfigError, match=message):
         launch(run)
