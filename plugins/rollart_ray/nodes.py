@@ -251,7 +251,7 @@ def ask_for_a_port(host: str) -> Callable[[], int]:
 
 
 def check_what_is_missing(
-    kind: str, plugin_id: str, options: Mapping[str, Any]
+    kind: str, plugin_id: str, options: Mapping[str, Any], passed: Sequence[str]
 ) -> Callable[[], list[str]]:
     """Return a function that returns what a plugin's options name but a node lacks.
 
@@ -259,13 +259,16 @@ def check_what_is_missing(
         kind: The kind of the plugin, such as ``inference_engines``.
         plugin_id: Its id.
         options: Its validated options.
+        passed: Names of environment variables that its worker receives.
     """
-    given = dict(options)
+    given, known = dict(options), dict.fromkeys(passed, "passed by the run")
 
     def problems() -> list[str]:
         from rollart_core.config.resolve_plugin import missing
+        from rollart_ray.local import variables
 
-        return [problem.within() for problem in missing(kind, plugin_id, given)]
+        with variables(known):
+            return [problem.within() for problem in missing(kind, plugin_id, given)]
 
     return problems
 
@@ -318,6 +321,7 @@ class NodeChecks:
         self._run = run
         self._run_dir = run_dir
         self._cluster = cluster
+        self._passed: tuple[str, ...] = getattr(run.config.runtime, "env_vars", ())
 
     async def versions(self, nodes: Sequence[Node]) -> list[str]:
         """Every node has this process's Python, Ray, RollArt and plugins."""
@@ -405,7 +409,8 @@ class NodeChecks:
         for pool in dict.fromkeys(classes):
             engine = self._run.engine_on(pool)
             here = [node for name, node in zip(classes, nodes, strict=True) if name == pool]
-            question = check_what_is_missing("inference_engines", engine.spec.id, engine.options)
+            spec_id, options = engine.spec.id, engine.options
+            question = check_what_is_missing("inference_engines", spec_id, options, self._passed)
             for node, lines in (await self._cluster.ask(question, here)).items():
                 faults += [f"node {node.title}: engine {engine.spec.id}: {line}" for line in lines]
         return faults
@@ -421,7 +426,7 @@ class NodeChecks:
             if registry.ISOLATION in options:
                 continue
             options.pop("sandbox", None)
-            question = check_what_is_missing("environments", name, options)
+            question = check_what_is_missing("environments", name, options, self._passed)
             for node, lines in (await self._cluster.ask(question, nodes)).items():
                 faults += [f"node {node.title}: {name}: {line}" for line in lines]
         return faults

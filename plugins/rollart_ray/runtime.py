@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
 import sys
@@ -29,6 +30,7 @@ from rollart_core.contracts.sandbox import RUN_VARIABLE
 from rollart_core.errors import ClusterLost, ConfigError, UserError
 from rollart_core.runtime.inline import shared_folder
 from rollart_core.runtime.placement import demand_of, place
+from rollart_core.runtime.prepare import unset_variables
 from rollart_core.runtime.records import StoredRecords, StoreRecords, pack
 from rollart_core.runtime.worker import Worker
 from rollart_core.runtime.workers import WorkersRuntime
@@ -94,9 +96,10 @@ class RayRuntime(WorkersRuntime):
         """Start or join the cluster, check its nodes, and return its pools.
 
         Raises:
-            ConfigError: If there is no such cluster, a pool is missing, or a node has other
-                versions than this process.
+            ConfigError: If a variable is not set, there is no such cluster, a pool is missing, or
+                a node has other versions than this process.
         """
+        refuse(problem.within() for problem in unset_variables(self._ray))
         self._cluster.open()
         nodes = self._cluster.nodes()
         self._watching = asyncio.create_task(self._watch_over(nodes), name="watch the cluster")
@@ -187,7 +190,13 @@ class RayRuntime(WorkersRuntime):
             log_path=str(self.run_dir / "logs" / f"{name}.log"),
             sys_path=[p for p in sys.path if p],
         )
-        worker = RayWorker(name, self._cluster, lambda: self._reservation(role, index), settings)
+        worker = RayWorker(
+            name,
+            self._cluster,
+            lambda: self._reservation(role, index),
+            settings,
+            variables={name: os.environ[name] for name in self._ray.env_vars},
+        )
         self._workers.add(worker)
         return worker
 
