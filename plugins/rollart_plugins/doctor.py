@@ -210,7 +210,7 @@ def ask_for_facts(runs_dir: str, servers: Mapping[str, str]) -> Callable[[], dic
         import shutil
         import subprocess
         import sys
-        from importlib.metadata import PackageNotFoundError, version
+        from importlib.metadata import distributions
 
         def output(*argv: str) -> str:
             try:
@@ -226,12 +226,8 @@ def ask_for_facts(runs_dir: str, servers: Mapping[str, str]) -> Callable[[], dic
                 path = os.path.dirname(path) or "/"
             return shutil.disk_usage(path).free
 
-        versions = {}
-        for name in ("rollart", "torch", "transformers", "ray"):
-            try:
-                versions[name] = version(name)
-            except PackageNotFoundError:
-                versions[name] = "none"
+        here = {d.name.lower(): d.version for d in distributions()}
+        versions = {n: here.get(n, "none") for n in ("rollart", "torch", "transformers", "ray")}
         installed = {
             name: output(
                 python or sys.executable,
@@ -243,12 +239,10 @@ def ask_for_facts(runs_dir: str, servers: Mapping[str, str]) -> Callable[[], dic
         }
         probe = "import torch; print(torch.version.cuda or '', torch.cuda.is_available())"
         query = "--query-gpu=name,memory.total,memory.used,driver_version"
-        has_driver = shutil.which("nvidia-smi") is not None
+        smi = ("nvidia-smi", query, "--format=csv,noheader,nounits")
         memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return {
-            "gpus": output("nvidia-smi", query, "--format=csv,noheader,nounits")
-            if has_driver
-            else "",
+            "gpus": output(*smi) if shutil.which(smi[0]) else "",
             "cuda": output(sys.executable, "-c", probe) if versions["torch"] != "none" else "",
             "versions": versions,
             "shm_free": free("/dev/shm"),
