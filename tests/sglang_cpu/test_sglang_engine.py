@@ -24,15 +24,8 @@ from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure
 from rollart_core.models.tokenizer import load_tokenizer
 from rollart_plugins.engines import sglang_dialect as dialect
-from rollart_plugins.engines.config import SGLangConfig
+from rollart_plugins.engines.server_process import ServerProcess, free_port, group_members
 from rollart_plugins.engines.sglang import SGLangEngine
-from rollart_plugins.engines.sglang_server import (
-    SGLangServer,
-    free_port,
-    group_members,
-    launch_argv,
-    launch_environment,
-)
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
@@ -48,12 +41,12 @@ def model(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def url(model) -> str:
     """A server that somebody else has started, with its tokenizer."""
-    config = SGLangConfig(command=command(), server_args=SERVER_ARGS)
+    launched = {"command": command(), "server_args": SERVER_ARGS}
+    engine = SGLangEngine(model_path=model, max_context_tokens=MAX_TOKENS, **launched)
     port = free_port()
-    options = {"model_path": model, "dtype": "float32", "context_length": str(MAX_TOKENS + 8)}
-    argv = launch_argv(config, port=port, first_gpu=None, model=options)
+    argv, environment = engine._command_line(port, None)
     argv.remove("--skip-tokenizer-init")
-    server = SGLangServer(argv, launch_environment(config, on_cpu=True))
+    server = ServerProcess(argv, environment)
     server.start()
     yield f"http://127.0.0.1:{port}"
     asyncio.run(server.close())
@@ -319,7 +312,7 @@ def test_a_launched_server_keeps_its_cache_over_a_swap_and_dies_loudly(model, tm
                 server_args=SERVER_ARGS,
             )
             await engine.start()
-            pid = engine._server.pid
+            pid = engine._process.pid
             results = await swapped_under(engine, [1, 2, 3])
             check_spans(results, versions, [1, 2, 3], "kept")
 
