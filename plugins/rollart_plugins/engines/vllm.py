@@ -19,13 +19,14 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rollart_core.contracts.inference import FinishReason, GenerateRequest
 from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_plugins.engines.config import EngineServerConfig, VllmConfig
+from rollart_plugins.engines.hub_names import model_config
 from rollart_plugins.engines.server_answers import Answer, Json, odd_answer
 from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
 from rollart_plugins.engines.server_client import ServerClient, ServerRefusal
@@ -51,6 +52,8 @@ _NO_LOGPROB = -9999.0
 _INFO_S = 300.0
 """Maximum time for ``/server_info``, which starts programs to describe the machine."""
 
+_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+
 _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
 _CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """By default, all servers on a machine would bind their threads to the same cores."""
@@ -63,15 +66,16 @@ class VllmEngine(ServerEngine):
     answers_in_pause: ClassVar[bool] = True
     config_type: ClassVar[type[EngineServerConfig]] = VllmConfig
     _config: VllmConfig
+    _is_on_cpu = False
 
     def _command_line(self, port: int, first_gpu: int | None) -> tuple[list[str], dict[str, str]]:
-        config = self._config
+        config, self._is_on_cpu = self._config, first_gpu is None
         options: Json = {
             "dtype": self._dtype,
             "max_model_len": self._max_tokens,
             "tensor_parallel_size": config.tp_size,
             "seed": secrets.randbits(31),  # servers with one seed sample the same tokens
-            "enforce_eager": first_gpu is None,
+            "enforce_eager": self._is_on_cpu,
             "enable_prompt_tokens_details": True,
             "disable_uvicorn_access_log": True,
             **config.server_args,
@@ -99,7 +103,7 @@ class VllmEngine(ServerEngine):
             raise ConfigError(f"engine: the vLLM server at {client.url} ({version}) {trouble}")
         tag = self._new_tag(self._version)
         await client.post(NAME_WEIGHTS, {"new_version": tag})
-        return ServerFacts(tag)
+        return ServerFacts(tag, device="cpu" if self._is_on_cpu else "cuda")
 
     async def _first_token(self, client: ServerClient) -> str | None:
         """Generate one token; return what is wrong with the answer."""
@@ -128,6 +132,7 @@ class VllmEngine(ServerEngine):
         about = (await client.get(SERVER_INFO, limit_s=_INFO_S))["vllm_config"]
         models = (await client.get(MODELS))["data"]
         model, parallel = about["model_config"], about["parallel_config"]
+        self._is_on_cpu = about["device_config"]["device"] == "cpu"
         mode = model.get("logprobs_mode")
         if mode != "processed_logprobs":
             return (
@@ -151,7 +156,7 @@ class VllmEngine(ServerEngine):
                 "has the default seed 0, with which several servers sample the same tokens: start "
                 "each server with its own --seed"
             )
-        theirs = _architectures(model)
+        theirs = _architectures(str(models[0].get("root")))
         ours = self._facts.architectures
         if ours and theirs and theirs != ours:
             return f"has the model {theirs[0]}, but the run's model is {ours[0]}"
@@ -190,7 +195,7 @@ class VllmEngine(ServerEngine):
     # Weights
 
     def _new_transport(self, client: ServerClient, seen: ServerFacts) -> WeightTransport:
-        return _FolderTransport(client, self._config.weights_folder)
+        return _FolderTransport(client, self._config.weights_folder, with_head=seen.device == "cpu")
 
     async def _ask_pause(self, client: ServerClient, *, keep_kv: bool) -> None:
         await client.post(PAUSE + ("false" if keep_kv else "true"))
@@ -203,10 +208,17 @@ class VllmEngine(ServerEngine):
 
 
 class _FolderTransport(WeightTransport):
-    """A folder of safetensors files, which the server reads."""
+    """A folder of safetensors files, which the server reads.
 
-    def __init__(self, client: ServerClient, folder: str | None) -> None:
-        self._client, self._parent = client, folder
+    Args:
+        client: Client of the server.
+        folder: Parent of the folders. None: the temporary folder.
+        with_head: Whether a tied output head is written. On a CPU, vLLM 0.32 keeps a packed copy of
+            the head, which it only replaces if the files contain the head.
+    """
+
+    def __init__(self, client: ServerClient, folder: str | None, *, with_head: bool) -> None:
+        self._client, self._parent, self._with_head = client, folder, with_head
         self._home: Path | None = None
 
     def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Path:
@@ -219,7 +231,7 @@ class _FolderTransport(WeightTransport):
             folder = Path(tempfile.mkdtemp(dir=self._home))
             folder.chmod(0o755)  # the server can run as another user
         try:
-            write_model(folder, tensors)
+            write_model(folder, _with_head(tensors) if self._with_head else tensors)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -238,6 +250,19 @@ class _FolderTransport(WeightTransport):
         """Remove the folders."""
         if self._home is not None:
             shutil.rmtree(self._home, ignore_errors=True)
+
+
+def _with_head(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors and, if the output head is not among them, the embedding as the head."""
+    embedding, has_head = None, False
+    for name, tensor in tensors:
+        yield name, tensor
+        has_head |= name == _HEAD
+        embedding = tensor if name.endswith(_EMBEDDING) else embedding
+    if embedding is not None and not has_head:
+        yield _HEAD, embedding
 
 
 def generate_body(request: GenerateRequest, rid: str, max_new_tokens: int) -> Json:
@@ -358,9 +383,10 @@ async def _lacks(client: ServerClient) -> str | None:
     )
 
 
-def _architectures(model: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the architectures in a server's model config."""
-    return tuple(model.get("architectures") or ())
+def _architectures(folder: str) -> tuple[str, ...]:
+    """Return the architectures of a server's model if its folder is on this machine."""
+    is_here = (Path(folder) / "config.json").is_file()
+    return tuple(model_config(folder).get("architectures") or ()) if is_here else ()
 
 
 def _visible(first: int, num: int) -> str:
