@@ -13,6 +13,4 @@ def test_training_on_webshop_is_exact_over_weight_updates_and_the_death_of_one_o
     tmp_path, monkeypatch
 ):
     engine = {"id": "vllm", "command": list(command()), "server_args": SERVER_ARGS}
-    train_while_a_server_dies(
-        engine, SCRIPT, tmp_path, monkeypatch, runtime={"id": "inline", "num_engines": 2}
-    )
+    train_while_a_server_dies(engine, SCRIPT, tmp_path, monkeypatch, runtime={"num_engines": 2})

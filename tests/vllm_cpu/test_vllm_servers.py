@@ -132,11 +132,17 @@ def test_requests_wait_for_a_paused_server_and_are_aborted_without_it(url, model
     asyncio.run(main())
 
 
-def test_a_turn_is_sampled_as_it_was_asked_and_its_prefix_is_not_computed_again(url, model):
+def test_a_turn_is_sampled_as_it_was_asked_and_its_prefix_is_not_computed_again(
+    url, model, tmp_path
+):
     versions = Versions(model, 1, same_kv=True)
 
     async def main():
-        async with engine_at(url, model) as engine:
+        async with (
+            channel_of(tmp_path, versions) as channel,
+            engine_at(url, model, channel=channel) as engine,
+        ):
+            await engine.load_weights(0)
             long = [5 + i % 90 for i in range(300)]
             greedy = GenerateRequest("g/0", long, 12, temperature=0.0)
             one, other = await asyncio.gather(  # greedy and sampled rows in one batch

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 _ASK_AGAIN_S = 0.2
 _ABORT_AGAIN_S = 0.5
 _ABORTS = 60
+_ROUTER_WORKERS = "/workers"
+"""sglang-router (0.3) and its variants list their servers here; servers have no such endpoint."""
 
 T = TypeVar("T")
 
@@ -249,6 +251,8 @@ class ServerEngine(InferenceEngine):
             else:
                 self._client = self._launch()
             await self._until_up(self._client)
+            if self._process is None:
+                await _check_router(self._client)
             seen = await self._check(self._client)
             self._transport = self._new_transport(self._client, seen)
         except BaseException:
@@ -589,6 +593,27 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+async def _check_router(client: ServerClient) -> None:
+    """Raise if the URL is of a router, which does not forward pauses, aborts and new weights.
+
+    Raises:
+        ConfigError: If it is.
+    """
+    try:
+        said = await client.get(_ROUTER_WORKERS)
+    except InferenceFailure:
+        return
+    workers = said.get("workers") if isinstance(said, dict) else None
+    if not isinstance(workers, list):
+        return
+    urls = sorted(str(one.get("url")) for one in workers if isinstance(one, dict))
+    raise ConfigError(
+        f"engine.url: {client.url} is a router of {len(urls)} servers, which forwards neither new "
+        "weights nor pauses. RollArt balances requests itself: set engine.url: "
+        f"[{', '.join(urls)}] and runtime.num_engines: {len(urls)}"
+    )
 
 
 def _check_url(config: EngineServerConfig, engine_index: int) -> None:

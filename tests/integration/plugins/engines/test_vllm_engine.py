@@ -39,6 +39,8 @@ class VllmServer(OpenAIServer):
     def __init__(self, model: str) -> None:
         super().__init__(tokenizer=load_tokenizer(model), max_model_len=MAX_TOKENS)
         self.missing: set[str] = set()
+        self.workers: list[str] = []
+        """URLs of the servers for which it is a router."""
         self.model_config: Json = {
             "logprobs_mode": "processed_logprobs",
             "seed": 3,
@@ -72,6 +74,8 @@ class VllmServer(OpenAIServer):
             "/update_weight_version": self._name,
             vllm.GENERATE: self._generate,
         }
+        if self.workers:
+            gets["/workers"] = lambda: {"workers": [{"url": url} for url in self.workers]}
         for path, say in gets.items():
             if path not in self.missing:
                 app.router.add_get(path, self._said(say))
@@ -349,6 +353,12 @@ def answering(**changes: object) -> dict[str, Any]:
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (lacking("/pause", "/weight_info"), {}, r"0\.32\.0\) lacks /pause, /weight_info.*DEV_MODE=1"),
+    (
+        {"workers": ["http://b:1", "http://a:1"]},
+        {},
+        r"is a router of 2 servers.*engine.url: \[http://a:1, http://b:1\] and "
+        r"runtime.num_engines: 2",
+    ),
     (lacking(vllm.GENERATE), {}, "use vLLM 0.32 or newer"),
     (lacking("/version"), {}, "does not return vLLM's version"),
     ({"refusal": (403, "disabled")}, {}, "start it with --enable-scale-out"),
