@@ -72,12 +72,15 @@ class Killer(WeightKeeper):
     """Kills a server after a batch, and holds turns until new weights have come.
 
     The first two episodes of training that get to their second turn go on with the next version:
-    whatever the pace of the machine, there are trajectories that cross.
+    whatever the pace of the machine, there are trajectories that cross. While the killed
+    server is away, turns wait: otherwise other servers could end the run.
     """
 
     def __init__(self, config: Mapping[str, Any], copy: Path, script: str) -> None:
         super().__init__(copy, config["name"])
         self._at, self._script, self._runs_dir = KILLED_AFTER, script, Path(config["runs_dir"])
+        self._engines: set[RemoteEngine] = set()
+        self._loaded: set[RemoteEngine] = set()
         self._trains = False
         self._held: set[str] = set()
         self._come = asyncio.Event()
@@ -91,6 +94,9 @@ class Killer(WeightKeeper):
         generate, load_weights = RemoteEngine.generate, RemoteEngine.load_weights
 
         async def held(engine: RemoteEngine, asked: GenerateRequest) -> GenerateResult:
+            self._engines.add(engine)
+            while self._at < 0 and any(e.health == "down" for e in self._engines):
+                await asyncio.sleep(0.05)
             turn = asked.request_id.rpartition("/")[2]
             if self._trains and turn == "1" and len(self._held) < 2:
                 self._held.add(asked.session_id)
@@ -99,7 +105,9 @@ class Killer(WeightKeeper):
 
         async def loaded(engine: RemoteEngine, policy_version: int) -> WeightSwap:
             swap = await load_weights(engine, policy_version)
-            self._come.set()
+            self._loaded.add(engine)
+            if self._loaded >= self._engines:  # a turn goes on with the engine that began it
+                self._come.set()
             return swap
 
         monkeypatch.setattr(RemoteEngine, "generate", held)

@@ -147,15 +147,13 @@ class ServerEngine(InferenceEngine):
         self._config = config or self.config_type.model_validate(options)
         if deterministic:
             raise ConfigError(
-                "deterministic: true requires engine: embedded, because "
-                f"{self.server} is not deterministic"
+                f"deterministic: true requires engine: embedded, not {self.server.lower()}"
             )
         _check_url(self._config, engine_index)
         self._model_path, self._dtype, self._device = model_path, dtype, device
         self._channel, self._index = channel, engine_index
-        self._first_gpu = (
-            0 if has_own_devices else self._config.first_gpu + engine_index * self._config.tp_size
-        )
+        shift = self._config.first_gpu + engine_index * self._config.tp_size
+        self._first_gpu = 0 if has_own_devices else shift
         self._keep_kv, self._max_tokens = kv_on_swap == "keep", max_context_tokens
         self._version, self._num_swaps = policy_version, 0
         self._versions: dict[str, int] = {}
