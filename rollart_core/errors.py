@@ -22,6 +22,8 @@
     ├── EndpointError             an OpenAI-compatible server refused or is unreachable
     ├── TooManyFailures           the run stopped itself; has the rate and kind of failures
     ├── TrainingDiverged          loss or gradient were not finite in several updates in a row
+    ├── LogprobMismatch           trainer and engine disagree before the first update
+    ├── OutOfMemory               a microbatch does not fit in the memory of a trainer's device
     ├── EnginesLost               no inference engine is left, and none will restart
     ├── ClusterLost               the cluster of the run is gone
     ├── JournalError              the run's journal cannot be written or read
@@ -218,6 +220,17 @@ class TooManyFailures(RollartError):
 
 class TrainingDiverged(RollartError):
     """Loss or gradient were not finite in several updates in a row."""
+
+
+class LogprobMismatch(RollartError):
+    """Trainer and engine disagree on logprobs before the first update; says what to inspect."""
+
+
+class OutOfMemory(RollartError):
+    """A microbatch does not fit in the memory of a trainer's device."""
+
+    can_be_split = True
+    """Whether a smaller microbatch can fit. False if it is a single row."""
 
 
 class EnginesLost(RollartError):

@@ -193,6 +193,7 @@ def _show(mapper: str, placement: Placement, cluster: Cluster) -> None:
     print_table("Pools", ("pool", "devices", "engines", "", "in use"), pools)
     for reason in placement.reasons:
         typer.echo(f"- {reason}")
+    _show_version(expected)
     typer.echo(f"\nLimited by {expected.bottleneck}.")
     if expected.price_per_hour:
         per_hour = 3600 * expected.trajectories_per_s
@@ -200,6 +201,18 @@ def _show(mapper: str, placement: Placement, cluster: Cluster) -> None:
             f"The devices in use cost {expected.price_per_hour:.2f} an hour, "
             f"{1000 * expected.price_per_hour / per_hour:.3g} for 1000 trajectories."
         )
+
+
+def _show_version(expected: Expectation) -> None:
+    version = expected.version
+    if version is None:
+        return
+    share = 1 - expected.trajectories_per_s / expected.free_versions_per_s
+    typer.echo(
+        f"- a new version of the weights takes the trainer {version.trainer_s:.2g} s (gather "
+        f"{version.gather_s:.2g} s, send {version.send_s:.2g} s) and stops engines for "
+        f"{version.stall_s:.2g} s (load {version.swap_s:.2g} s): {share:.1%} of the rate"
+    )
 
 
 def _show_compared(plans: Mapping[str, Placement]) -> None:

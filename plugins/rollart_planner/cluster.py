@@ -26,7 +26,15 @@ from rollart_core.config.model import Shape
 from rollart_core.config.problems import Problem, of_validation
 from rollart_core.contracts.hardware import ModelShape, Pool, Role
 from rollart_core.errors import ConfigError, did_you_mean
-from rollart_planner.devices import ALIASES, DEVICES, GB, SERVERLESS, Device, find_device
+from rollart_planner.devices import (
+    ALIASES,
+    DEVICES,
+    GB,
+    NETWORK_BYTES_PER_S,
+    SERVERLESS,
+    Device,
+    find_device,
+)
 
 
 class DeviceFigures(Section):
@@ -60,15 +68,34 @@ class PoolSection(DeviceFigures):
     """Devices per machine. If not set, all devices of the pool are in one machine."""
     host_memory_gb: Figure | None = None
     """Host memory of one machine in 10^9 bytes. If not set, it is assumed to be sufficient."""
+    shm_gb: Figure | None = None
+    """Size of ``/dev/shm`` of one machine in 10^9 bytes. Default: half of ``host_memory_gb``, which
+    is the default of tmpfs."""
+    network_bytes_per_s: Figure | None = None
+    """Bytes/s between machines for each device, in one direction. Default: the share ``bandwidth``
+    of 25e9 (200 Gb/s)."""
 
 
 class Efficiency(Section):
-    """The share of the data sheet's peaks that an engine reaches."""
+    """The share of the data sheet's peaks that is reached.
 
-    compute: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """The share of the peak FLOP/s."""
+    Engines: fitted to vLLM's rates of Qwen3-8B on one H100, five workloads, all within 17%
+    (https://github.com/tgarg01/silybench-data, run 20260924T125045Z; all checked in tests).
+
+    Training: between the published figures of RL on H100 and those of pre-training. Dense models
+    reach 32% to 37% (torchtitan, NeMo-RL); mixtures of experts 11% to 17% with rows of up to 16k
+    tokens (NeMo-RL, prime-rl), and 16% to 28% with long or full rows (prime-rl, Megatron Bridge,
+    NeMo AutoModel). The table with its sources is in docs/explanation/planning.md.
+    """
+
+    compute: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """The share of the peak FLOP/s that an engine reaches."""
     bandwidth: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """The share of the peak bytes/s."""
+    """The share of the peak bytes/s of memory, links and network."""
+    training: Annotated[float, Field(gt=0, le=1)] = 0.35
+    """The share of the peak FLOP/s in the training of a dense model (MFU)."""
+    moe_training: Annotated[float, Field(gt=0, le=1)] = 0.12
+    """The share of the peak FLOP/s in the training of a mixture of experts (MFU)."""
     step_s: NonNegative = 0.001
     """Fixed overhead of one engine step in seconds: scheduling, kernel launches, sampling."""
 
@@ -118,6 +145,7 @@ class Cluster(Section):
         known = find_device(section.device) or Device(0.0, 0.0, 0, 0.0)
         device = _replaced(known, self._own(section.device))
         share = self.efficiency
+        host_bytes = int((section.host_memory_gb or 0) * GB)
         return Pool(
             name=section.name,
             device=section.device,
@@ -132,7 +160,14 @@ class Cluster(Section):
             roles=section.roles,
             step_s=share.step_s,
             per_node=section.per_node or 0,
-            host_memory_bytes=int((section.host_memory_gb or 0) * GB),
+            host_memory_bytes=host_bytes,
+            training_flops_per_s=section.flops_per_s or device.flops_per_s * share.training,
+            moe_training_flops_per_s=section.flops_per_s or device.flops_per_s * share.moe_training,
+            link_bytes_per_s=device.link_bytes_per_s * share.bandwidth,
+            host_bytes_per_s=device.host_bytes_per_s * share.bandwidth,
+            network_bytes_per_s=section.network_bytes_per_s
+            or NETWORK_BYTES_PER_S * share.bandwidth,
+            shm_bytes=int((section.shm_gb or 0) * GB) or host_bytes // 2,
         )
 
     def _own(self, name: str) -> DeviceFigures:
@@ -200,6 +235,8 @@ def _replaced(device: Device, own: DeviceFigures) -> Device:
         own.bytes_per_s or device.bytes_per_s,
         int((own.memory_gb or 0) * GB) or device.memory_bytes,
         device.price_per_hour if own.price_per_hour is None else own.price_per_hour,
+        device.link_bytes_per_s,
+        device.host_bytes_per_s,
     )
 
 
@@ -248,4 +285,13 @@ def _filled(pool: Pool) -> Pool:
         memory_bytes=pool.memory_bytes or device.memory_bytes,
         price_per_hour=pool.price_per_hour or device.price_per_hour,
         step_s=pool.step_s or share.step_s,
+        training_flops_per_s=pool.training_flops_per_s
+        or pool.flops_per_s
+        or device.flops_per_s * share.training,
+        moe_training_flops_per_s=pool.moe_training_flops_per_s
+        or pool.flops_per_s
+        or device.flops_per_s * share.moe_training,
+        link_bytes_per_s=pool.link_bytes_per_s or device.link_bytes_per_s * share.bandwidth,
+        host_bytes_per_s=pool.host_bytes_per_s or device.host_bytes_per_s * share.bandwidth,
+        network_bytes_per_s=pool.network_bytes_per_s or NETWORK_BYTES_PER_S * share.bandwidth,
     )

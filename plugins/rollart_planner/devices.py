@@ -8,6 +8,10 @@ H200, L40S, L4, A10, T4 and V100, of which the last two support only float16, an
 page of its A10G instances; the white paper of the Ada generation for the RTX 4090; AMD: the data
 sheet of MI300X). H20 has no public sheet; its figures are those that server vendors publish.
 
+Links are in bytes/s of one direction, from the same sheets. To other devices of the machine: half
+of NVLink's (or Infinity Fabric's) total, else PCIe. To the host: 16 lanes of PCIe 3, 4 or 5 (16, 32
+or 64 GB/s).
+
 Prices are rounded on-demand prices per device and hour from public price lists of specialised
 clouds in the given month. They differ by a factor of two or more between clouds. Set your own
 prices in the cluster file if you compare by price.
@@ -36,26 +40,30 @@ class Device:
     memory_bytes: int
     price_per_hour: float
     """US dollars per hour."""
+    link_bytes_per_s: float = 0.0
+    """Peak bytes/s to another device of the machine."""
+    host_bytes_per_s: float = 0.0
+    """Peak bytes/s to the memory of the machine."""
 
 
 DEVICES: Mapping[str, Device] = {
-    "A100-40GB": Device(312e12, 1.555e12, 40 * GB, 1.3),
-    "A100-80GB": Device(312e12, 2.039e12, 80 * GB, 1.5),
-    "H100-SXM": Device(989e12, 3.35e12, 80 * GB, 2.95),
-    "H100-PCIe": Device(756e12, 2.0e12, 80 * GB, 2.4),
-    "H200": Device(989e12, 4.8e12, 141 * GB, 4.0),
-    "H20": Device(148e12, 4.0e12, 96 * GB, 1.5),
-    "B200": Device(2250e12, 8.0e12, 180 * GB, 5.5),
-    "L40S": Device(362e12, 0.864e12, 48 * GB, 1.0),
-    "L4": Device(121e12, 0.3e12, 24 * GB, 0.8),
-    "A10G": Device(70e12, 0.6e12, 24 * GB, 1.0),
-    "RTX-4090": Device(165e12, 1.008e12, 24 * GB, 0.5),
-    "A10": Device(125e12, 0.6e12, 24 * GB, 0.7),
-    "T4": Device(65e12, 0.32e12, 16 * GB, 0.4),
-    "V100-16GB": Device(125e12, 0.9e12, 16 * GB, 0.6),
-    "V100-32GB": Device(125e12, 0.9e12, 32 * GB, 0.8),
-    "MI300X": Device(1307e12, 5.3e12, 192 * GB, 2.5),
-    CPU: Device(0.1e12, 5e9, 4 * GB, 0.04),
+    "A100-40GB": Device(312e12, 1.555e12, 40 * GB, 1.3, 300e9, 32e9),
+    "A100-80GB": Device(312e12, 2.039e12, 80 * GB, 1.5, 300e9, 32e9),
+    "H100-SXM": Device(989e12, 3.35e12, 80 * GB, 2.95, 450e9, 64e9),
+    "H100-PCIe": Device(756e12, 2.0e12, 80 * GB, 2.4, 64e9, 64e9),
+    "H200": Device(989e12, 4.8e12, 141 * GB, 4.0, 450e9, 64e9),
+    "H20": Device(148e12, 4.0e12, 96 * GB, 1.5, 450e9, 64e9),
+    "B200": Device(2250e12, 8.0e12, 180 * GB, 5.5, 900e9, 64e9),
+    "L40S": Device(362e12, 0.864e12, 48 * GB, 1.0, 32e9, 32e9),
+    "L4": Device(121e12, 0.3e12, 24 * GB, 0.8, 32e9, 32e9),
+    "A10G": Device(70e12, 0.6e12, 24 * GB, 1.0, 32e9, 32e9),
+    "RTX-4090": Device(165e12, 1.008e12, 24 * GB, 0.5, 32e9, 32e9),
+    "A10": Device(125e12, 0.6e12, 24 * GB, 0.7, 32e9, 32e9),
+    "T4": Device(65e12, 0.32e12, 16 * GB, 0.4, 16e9, 16e9),
+    "V100-16GB": Device(125e12, 0.9e12, 16 * GB, 0.6, 150e9, 16e9),
+    "V100-32GB": Device(125e12, 0.9e12, 32 * GB, 0.8, 150e9, 16e9),
+    "MI300X": Device(1307e12, 5.3e12, 192 * GB, 2.5, 448e9, 64e9),
+    CPU: Device(0.1e12, 5e9, 4 * GB, 0.04, 5e9, 5e9),
     SERVERLESS: Device(0.0, 0.0, 0, 0.06),
 }
 """Prices are from 2025-06; those of A100-80GB, H100-SXM and H200 are from 2026-05."""
@@ -67,6 +75,11 @@ ALIASES: Mapping[str, str] = {
     "4090": "RTX-4090",
 }
 """A name without a variant means the most common variant."""
+
+
+NETWORK_BYTES_PER_S = 25e9
+"""Peak bytes/s between machines for each device: 200 Gb/s, as in a DGX A100 (its data sheet: one
+port per device). A DGX H100 has twice as much; many clouds have less."""
 
 
 def find_device(name: str, own: Mapping[str, Device] | None = None) -> Device | None:

@@ -87,6 +87,7 @@ class Fit:
                 self.pools[pool],
                 self.workloads[e],
                 recomputes=self.demand.recomputes,
+                num_references=self.demand.num_references,
             )
             for e, share in self.weights.items()
         )

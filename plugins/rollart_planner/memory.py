@@ -19,6 +19,8 @@
         loading  4 P for a single rank; several ranks each read their shards row by row: at most
         their rows of the largest tensor, the embedding, 4 V h / N
         exporting  b P, on the machine of rank 0
+    /dev/shm of each machine with engines (see :mod:`rollart_planner.publication`)
+        W for each version that is kept there; none if weights go from device to device
     an engine over t devices
         weights W / t, and K / t for each token in the cache (see :mod:`rollart_planner.roofline`)
 
@@ -41,6 +43,7 @@ from rollart_core.runtime.workload import held_tokens, trained_tokens
 from rollart_planner.cluster import filled
 from rollart_planner.devices import GB
 from rollart_planner.fit import is_cpu
+from rollart_planner.publication import shm_bytes
 from rollart_planner.roofline import KV_SHARE, engine_model
 
 TRAIN_SHARE = 0.9
@@ -77,12 +80,12 @@ class MemoryVerdict:
     """Whether one kind of worker fits where it is placed."""
 
     part: str
-    """``trainer rank``, ``engine`` or ``machine``."""
+    """``trainer rank``, ``engine``, ``machine`` or ``/dev/shm``."""
     pool: str
     count: int
     """The number of them."""
     needed: Mapping[str, float]
-    """Purpose -> bytes per device (for ``machine``: per machine)."""
+    """Purpose -> bytes per device (for ``machine`` and ``/dev/shm``: per machine)."""
     have_bytes: float
     """Available bytes; 0 if unknown."""
     says: str = ""
@@ -241,6 +244,28 @@ def machine_verdict(
     return MemoryVerdict("machine", pool.name, count, needed, have, says, fits=False)
 
 
+def shm_verdict(
+    model: ModelShape, pool: Pool, num_machines: int, demand: Demand
+) -> MemoryVerdict | None:
+    """Return whether ``/dev/shm`` of a pool's machines holds the weights; None if nothing is there.
+
+    The engines of a machine share one copy of each version.
+    """
+    if not demand.shm_copies or not pool.shm_bytes:
+        return None
+    each, have = shm_bytes(model, demand), float(pool.shm_bytes)
+    needed = {f"{demand.shm_copies} versions of the weights": each}
+    if each <= have:
+        return MemoryVerdict("/dev/shm", pool.name, num_machines, needed, have)
+    says = (
+        f"{demand.shm_copies} versions of the weights need {each / GB:.1f} GB of /dev/shm of each "
+        f"machine of {pool.name}, which has {have / GB:.1f} GB: enlarge it (mount -o "
+        f"remount,size={math.ceil(each / GB * 1.1)}G /dev/shm) and set shm_gb in the cluster file, "
+        "or send weights from device to device (weights: collective)"
+    )
+    return MemoryVerdict("/dev/shm", pool.name, num_machines, needed, have, says, fits=False)
+
+
 def _host_bytes(model: ModelShape, num_ranks: int, there: int, on_host: bool) -> dict[str, float]:
     """Return the peak host memory of a machine's ranks by purpose; see the module docstring."""
     whole = 4.0 * model.num_params
@@ -293,6 +318,9 @@ def verdicts(
     machine = machine_verdict(model, trainer, demand.num_trainer_ranks, on_host=on_host)
     found += [machine] if machine is not None else []
     for name, num in _engines(run, placement).items():
+        machines = _machines(by_name[name], num * demand.engine_devices)
+        shm = shm_verdict(model, by_name[name], machines, demand)
+        found += [shm] if shm is not None else []
         if is_cpu(by_name[name]):
             continue  # cores have no memory of their own
         rows = _rows(placement, demand, workloads, name)
@@ -318,14 +346,13 @@ def training_numbers(
     in_bfloat16 = config.trainer.autocast == "bfloat16" or dtype == "bfloat16"
     decoded = sum(load.turns * load.decode_tokens for load in workloads.values())
     every = sum(trained_tokens(load) for load in workloads.values())
-    kl = run.algorithm.options.get("kl_coef", 0)
     return TrainingNumbers(
         num_ranks=demand.num_trainer_ranks,
         num_tokens=max(config.trainer.max_tokens_per_microbatch, config.rollout.max_context_tokens),
         sampled_share=decoded / every if every else 1.0,
         recomputes=config.trainer.activation_checkpointing,
         bytes_per_value=2.0 if in_bfloat16 else 4.0,
-        num_references=int(config.reference is not None or bool(kl)),
+        num_references=demand.num_references,
         bounds_steps=config.trainer.max_kl is not None,
         num_critics=int(config.critic is not None and config.critic.backbone == "own"),
     )
@@ -341,6 +368,11 @@ def _engines(run: ResolvedRun, placement: Placement) -> dict[str, int]:
             shares[name] = shares.get(name, 0.0) + share / len(placement.engines)
     num = run.config.runtime.num_engines
     return {name: max(1, round(share * num)) for name, share in shares.items()}
+
+
+def _machines(pool: Pool, num_devices: int) -> int:
+    """Return the number of machines that have this many devices of a pool."""
+    return -(-num_devices // (pool.per_node or pool.count))
 
 
 def _rows(

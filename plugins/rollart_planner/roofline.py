@@ -155,15 +155,22 @@ def max_batch(model: ModelShape, pool: Pool, workload: Workload) -> int:
 
 
 def training_s(
-    model: ModelShape, pool: Pool, workload: Workload, *, recomputes: bool = False
+    model: ModelShape,
+    pool: Pool,
+    workload: Workload,
+    *,
+    recomputes: bool = False,
+    num_references: int = 0,
 ) -> float:
     """Return the device seconds of training on a trajectory.
 
     It is three times the forward pass: one forward, and a backward of twice its cost (arXiv
-    2001.08361, 2.1); plus one more forward if layers are recomputed (arXiv 2205.05198, section 5).
+    2001.08361, 2.1); plus one more forward if layers are recomputed (arXiv 2205.05198, section 5),
+    and one of each model that only computes logprobs.
     """
     forward = flops(model, trained_tokens(workload), trained_context(workload))
-    return (4 if recomputes else 3) * forward / pool.flops_per_s
+    own = pool.moe_training_flops_per_s if model.num_experts else pool.training_flops_per_s
+    return (3 + recomputes + num_references) * forward / (own or pool.flops_per_s)
 
 
 def training_fits(model: ModelShape, pool: Pool, num_ranks: int) -> bool:

@@ -17,12 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rollart_core.contracts.env import Workload
-from rollart_core.contracts.hardware import TRAINER_REASON, Demand, Expectation, Placement, Pool
+from rollart_core.contracts.hardware import (
+    TRAINER_REASON,
+    Demand,
+    Expectation,
+    Placement,
+    Pool,
+    VersionTime,
+)
 from rollart_planner.fit import Fit, FitMethod, everywhere, fit
 from rollart_planner.optimum import Optimum, Solution
 from rollart_planner.program import BUSY, ENGINES, EPISODES, TRAINING, Program
+from rollart_planner.publication import batch_rate, version_time
 
 EPISODE_FACTORS = (0.5, 0.75, 1.5, 1000.0)
 """Numbers of concurrent episodes to try, relative to the demand. If episodes limit the rate, the
@@ -159,16 +168,56 @@ def _expectation(
             turn = (way.turn.prefill_s, way.turn.decode_s)
             turns.setdefault(way.env_id, {})[way.pool] = turn
     engines = {pool: max(1, n) for pool, n in solution.engines.items()}
-    rate = steady_rate(found, shares, engines, solution.rate)
+    steady = steady_rate(found, shares, engines, solution.rate)
+    rate, limit, version, free = _with_batches(found, solution, shares, steady)
+    slower = rate / steady if steady else 1.0
     counts = {name: pool.count for name, pool in found.pools.items()}
     return Expectation(
         trajectories_per_s=rate,
         envs={e: share * rate for e, share in found.weights.items()},
-        pools={name: solution.used.get(name, 0.0) / count for name, count in counts.items()},
+        pools={p: slower * solution.used.get(p, 0.0) / count for p, count in counts.items()},
         turn_s=turns,
-        bottleneck=bottleneck(solution),
+        bottleneck=limit or bottleneck(solution),
         price_per_hour=_price(found, solution),
+        version=version,
+        free_versions_per_s=free,
     )
+
+
+BATCH_LIMITS: Mapping[str, str] = {
+    "trainer": "the trainer (training and publication alternate)",
+    "engines": "engines (they stop while they load weights)",
+    "batch": "the longest trajectory of a batch (raise max_staleness)",
+}
+
+
+def _with_batches(
+    found: Fit, solution: Solution, shares: Mapping[str, Mapping[str, float]], steady: float
+) -> tuple[float, str, VersionTime | None, float]:
+    """Return the rate with batches and new versions, what limits it, and the cost of versions.
+
+    The last is the time of a version, and the rate if it were 0.
+    """
+    demand, trainer = found.demand, solution.trainer
+    if not demand.batch_trajectories or steady <= 0:
+        return steady, "", None, 0.0
+    used = {pool for env_id in shares for pool in shares[env_id]}
+    engines = {pool: max(1, solution.engines.get(pool, 1)) for pool in sorted(used)}
+    version = version_time(found.model, found.pools[trainer], list(engines), found.pools, demand)
+    training_s = found.training_s(trainer) / demand.num_trainer_ranks
+    busy = max(solution.used[p] / (demand.engine_devices * n) for p, n in engines.items())
+    capacity = max(steady, solution.rate / min(1.0, max(busy, 1e-9)))
+    ways = _by_pool(found, shares)
+
+    def limited(version: VersionTime) -> tuple[float, str]:
+        residents = partial(_residents, found, ways, shares, engines)
+        return batch_rate(residents, capacity, training_s, version, demand)
+
+    rate, limit = limited(version)
+    free = min(steady, limited(replace(version, trainer_s=0.0, stall_s=0.0))[0])
+    if rate >= steady * (1 - FEW):
+        return min(steady, rate), "", version, free
+    return rate, BATCH_LIMITS[limit], version, free
 
 
 def _price(found: Fit, solution: Solution) -> float:

@@ -166,6 +166,10 @@ class Trainer(Section):
     """Maximum KL divergence between the policies before and after an update. A larger update is
     undone and repeated with half the step, up to three times, and then skipped. If not set, it is
     not measured. It needs 12 more bytes per trained parameter."""
+    max_logprob_mismatch: Positive = 0.1
+    """Largest mean difference between the trainer's and the engine's logprobs of up to 64 answers
+    before the first update, in nats per token. A larger difference stops the run. Usual values are
+    below 1e-4 in float32 and 0.01 to 0.05 in bfloat16."""
     updates_per_batch: PositiveInt = 1
     """Number of optimizer updates (train_steps) per batch of groups. One weight publication follows
     them."""

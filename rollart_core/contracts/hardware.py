@@ -54,6 +54,18 @@ class Pool:
     """Devices per machine. All devices of one engine are on one machine."""
     host_memory_bytes: int = 0
     """Host memory of one machine, in bytes. Device memory is not included."""
+    training_flops_per_s: float = 0.0
+    """FLOP/s per device in the training of a dense model. 0: as ``flops_per_s``."""
+    moe_training_flops_per_s: float = 0.0
+    """FLOP/s per device in the training of a mixture of experts. 0: as ``flops_per_s``."""
+    link_bytes_per_s: float = 0.0
+    """Bytes/s between two devices of one machine, in one direction."""
+    host_bytes_per_s: float = 0.0
+    """Bytes/s between a device and the memory of its machine, in one direction."""
+    network_bytes_per_s: float = 0.0
+    """Bytes/s between devices of two machines, in one direction."""
+    shm_bytes: int = 0
+    """Bytes of ``/dev/shm`` of one machine. 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +160,34 @@ class Demand:
     """Whether the trainer recomputes each layer in the backward pass (activation checkpointing)."""
     stateless_rewards: bool = False
     """Whether rewards may run on a serverless pool."""
+    num_references: int = 0
+    """Models of the policy's size that only compute logprobs, one forward pass each."""
+    batch_trajectories: int = 0
+    """Trajectories per batch. 0: unknown, so the limits of a batch are not estimated."""
+    max_staleness: int = 1
+    """Maximum staleness of a trained sample, in versions. 0: training and generation alternate."""
+    longest: float = 1.0
+    """The duration of the longest trajectory of a batch, relative to the mean."""
+    shm_copies: int = 0
+    """Versions of the weights that are kept in ``/dev/shm`` of a machine. 0: weights are sent from
+    device to device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionTime:
+    """The estimated seconds per version of the weights. All parts move a bucket at a time."""
+
+    gather_s: float
+    """Gathering the shards of the trainer's ranks."""
+    send_s: float
+    """Sending weights to all machines with engines, or writing them to their ``/dev/shm``."""
+    swap_s: float
+    """Loading the weights into the engines' parameters."""
+    trainer_s: float
+    """The trainer publishes and cannot train: the longer of ``gather_s`` and ``send_s``, and the
+    first bucket of the other."""
+    stall_s: float
+    """Engines cannot generate: the swap, and also the transfer if it is from device to device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +206,10 @@ class Expectation:
     """The resource that limits the rate, as a sentence."""
     price_per_hour: float = 0.0
     """Price per hour of the devices in use."""
+    version: VersionTime | None = None
+    """Time of a new version of the weights. None if the size of a batch is unknown."""
+    free_versions_per_s: float = 0.0
+    """The rate if new versions took no time. 0 if it was not estimated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,9 @@ class TrainerHandle(Protocol):
     async def supervise(self, samples: list[Sample], lr: float) -> dict[str, float]:
         """Take one supervised step."""
 
+    async def compare(self, samples: list[Sample]) -> dict[str, float]:
+        """Return how much the logprobs of samples differ from the engine's."""
+
     async def publish(self, policy_version: int) -> Any:
         """Publish the weights on the channel."""
 

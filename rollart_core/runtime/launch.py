@@ -23,7 +23,7 @@ from pathlib import Path
 from rollart_core.config.model import ModelPath, NewModel
 from rollart_core.config.resolve import ResolvedRun
 from rollart_core.config.run import WarmStart
-from rollart_core.errors import RollartError, TooManyFailures
+from rollart_core.errors import RollartError, TooManyFailures, TrainerLost
 from rollart_core.inference.router import Router, combined
 from rollart_core.inference.teacher import RunEpisode
 from rollart_core.plugins import registry
@@ -51,8 +51,9 @@ from rollart_core.scheduling.observer import NobodyWatches, RunObserver
 from rollart_core.store.recorder import Evaluations, RunRecorder
 from rollart_core.store.resume import check_resume
 from rollart_core.store.run_dir import RunState, new_run_dir, run_lock, write_json
+from rollart_core.training.cross_check import NUM_ANSWERS, check_agreement
 from rollart_core.training.warm_start import WarmStartDependencies, WarmStartResult, warm_start
-from rollart_core.types import Task, Ticket, Trajectory
+from rollart_core.types import Sample, Task, Ticket, Trajectory
 
 NUM_CORPUS_TASKS = 400
 """Number of tasks whose text a new tokenizer is trained on."""
@@ -93,6 +94,8 @@ class _Launch:
         self._warm: WarmStartResult | None = None
         self._envs = RunEnvs(run)
         self._first_attempts = Attempts(run.config.failures.window)
+        self._answers: list[Sample] = []
+        self._cross_check: dict[str, float] | None = None
         self._plan: RunPlan | None = None
         self._routed: Routed = {}
 
@@ -168,6 +171,7 @@ class _Launch:
         )
         await training.prepare(state)
         before = await self._before(recorder, state)
+        await self._compare(trainer, recorder)
         router.check()  # without an engine, each episode would fail
         async with self._phase("train", self._train_detail()):
             try:
@@ -301,6 +305,8 @@ class _Launch:
             TooManyFailures: If the failure rate exceeds ``failures.max_rate``, as in training.
         """
         trajectory = await self._attempt(0, ticket, temperature)
+        if temperature is None and len(self._answers) < NUM_ANSWERS:
+            self._answers += [s for s in trajectory.samples if s.num_loss_tokens]
         self._first_attempts.add(ticket.task.env_id, trajectory.failure)
         if why := self._first_attempts.excess(self._config.failures.max_rate):
             raise TooManyFailures(f"evaluation before training: {why}")
@@ -316,6 +322,26 @@ class _Launch:
         results = await self._evaluate("before")
         recorder.evaluated(tasks, results)
         return results
+
+    async def _compare(self, trainer: TrainerHandle, recorder: RunRecorder) -> None:
+        """Compare the logprobs of the first answers in trainer and engine.
+
+        Raises:
+            LogprobMismatch: If they differ too much.
+        """
+        answers, self._answers = self._answers[:NUM_ANSWERS], []
+        if not answers or self._run.demonstrates:
+            return
+        async with self._phase("cross-check", f"{len(answers)} answers in trainer and engine"):
+            try:
+                figures = self._cross_check = await trainer.compare(answers)
+            except TrainerLost:
+                return  # the RL phase restarts it
+        recorder.event("cross_check", figures)
+        self._observer.message(
+            f"trainer and engine: logprobs differ by {figures['mean']:.2g} nats per token"
+        )
+        check_agreement(figures, self._config.trainer.max_logprob_mismatch)
 
     async def _evaluate(self, when: str) -> Evaluations:
         config = self._config.evaluation
@@ -379,6 +405,7 @@ class _Launch:
             score_gain=score_gain((before, after)),
             phases_s=self._phases,
             warm_start=asdict(self._warm) if self._warm else None,
+            cross_check=self._cross_check,
             engine={k: v for k, v in engine.items() if isinstance(v, int | float)},
             placement=asdict(placement) if placement else {},
             envs=env_reports(

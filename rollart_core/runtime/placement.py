@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from rollart_core.config.resolve import Resolution, ResolvedRun
+from rollart_core.config.resolve_envs import ResolvedEnv
 from rollart_core.config.validation.consistency import num_engines
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import (
@@ -30,7 +31,7 @@ from rollart_core.contracts.hardware import (
 )
 from rollart_core.errors import ConfigError, RollartError, described, first_line, text_of
 from rollart_core.models.run_template import rows_note
-from rollart_core.runtime.workload import WorkloadMeter, departures, shape_of
+from rollart_core.runtime.workload import WorkloadMeter, departures, shape_of, total_tokens
 from rollart_core.types import Ticket, Trajectory
 
 RunEpisode = Callable[[Ticket, int], Awaitable[Trajectory]]
@@ -55,8 +56,9 @@ def demand_of(run: ResolvedRun | Resolution, model: ModelShape | None = None) ->
         run: The run.
         model: The shape of its model; used if the config does not give one.
     """
-    runtime = run.config.runtime
+    runtime, rollout = run.config.runtime, run.config.rollout
     rewards = [reward for env in run.envs if (reward := env.reward) is not None]
+    kl, loads = run.config.algorithm.options.get("kl_coef"), workloads_of(run)
     return Demand(
         model=shape_of(run.config.model) or model,
         weights={env.name: env.weight for env in run.envs},
@@ -68,7 +70,37 @@ def demand_of(run: ResolvedRun | Resolution, model: ModelShape | None = None) ->
         num_trainer_ranks=runtime.num_trainer_ranks,
         recomputes=run.config.trainer.activation_checkpointing,
         stateless_rewards=bool(rewards) and all(r.spec.stateless for r in rewards),
+        num_references=int(run.config.reference is not None or bool(kl)),
+        batch_trajectories=rollout.groups_per_batch * rollout.group_size,
+        max_staleness=run.config.staleness_bound,
+        longest=max((_longest(run, env, loads[env.name]) for env in run.envs), default=1.0),
+        shm_copies=_shm_copies(run),
     )
+
+
+def _longest(run: ResolvedRun | Resolution, env: ResolvedEnv, load: Workload) -> float:
+    """Return the duration of the longest trajectory that the limits allow, relative to the mean.
+
+    All turns count as average ones. If there is only one, its answer may be as long as allowed.
+    """
+    rollout = run.config.rollout
+    if env.max_turns > 1:
+        capacity = rollout.max_context_tokens / max(1.0, total_tokens(load))
+        return max(1.0, min(env.max_turns / max(1.0, load.turns), capacity))
+    capacity = rollout.max_context_tokens - load.prefill_tokens
+    return max(1.0, min(rollout.max_new_tokens, capacity) / max(1.0, load.decode_tokens))
+
+
+def _shm_copies(run: ResolvedRun | Resolution) -> int:
+    """Return the versions of the weights that a machine keeps in ``/dev/shm``."""
+    found = run if isinstance(run, ResolvedRun) else run.run
+    if found is None:
+        return 0
+    folder = str(found.engine.options.get("weights_folder") or "")
+    in_engine = 2 if folder.startswith("/dev/shm") else 0  # the version in use, and the next
+    if found.weights.spec.reach != "machine":
+        return in_engine
+    return max(in_engine, int(found.weights.options.get("keep", 2)))
 
 
 def place(

@@ -31,6 +31,7 @@ from rollart_core.contracts.inference import (
 from rollart_core.contracts.weights import Publication
 from rollart_core.errors import (
     EngineDied,
+    OutOfMemory,
     RollartError,
     TrainerLost,
     WorkerDied,
@@ -456,6 +457,13 @@ class TrainerGroup:
             metrics = await self.call("supervise", stored, lr)
         return metrics
 
+    async def compare(self, samples: list[Sample]) -> dict[str, float]:
+        """Return how much the logprobs of samples differ from the engine's."""
+        figures: dict[str, float]
+        async with self._store(samples) as stored:
+            figures = await self.call("compare", stored)
+        return figures
+
     async def publish(self, policy_version: int) -> Publication:
         """Publish the weights on the channel."""
         publication: Publication = await self.call("publish", policy_version)
@@ -517,21 +525,32 @@ class TrainerGroup:
                 self._lose(str(error), workers[rank])
                 if self._dead is workers[rank]:
                     self._lost = str(error)  # has more detail than the message of on_death
-        error = next(iter(errors.values()))
+        of_memory = [e for e in errors.values() if isinstance(e, OutOfMemory)]
+        error = next(iter([*of_memory, *errors.values()]))
         if self._lost is None:
+            begins_again = len(workers) > 1 and any(e.can_be_split for e in of_memory)
             alike = (
                 len(errors) == len(workers) and len({described(e) for e in errors.values()}) == 1
             )
-            if alike and not _is_of_the_link(error):
+            if alike and not begins_again and not _is_of_the_link(error):
                 return error
             what = described(error)
             dead = workers[next(iter(errors))]
             self._lose(f"the {dead.name} process raised {what}", dead)
-            if isinstance(error, RollartError):
+            if begins_again:
+                self._halve_microbatches()
+            elif isinstance(error, RollartError):
                 return error
         lost = TrainerLost(self._lost)
         lost.__cause__ = error
         return lost
+
+    def _halve_microbatches(self) -> None:
+        """Let the next start of the ranks use smaller microbatches."""
+        config = self._kwargs["config"]
+        half = max(1, config.max_tokens_per_microbatch // 2)
+        smaller = config.model_copy(update={"max_tokens_per_microbatch": half})
+        self._kwargs = {**self._kwargs, "config": smaller}
 
     def _on_death(self, worker: Worker) -> None:
         if worker in self._workers and self._lost is None:

@@ -73,6 +73,9 @@ class RunReport:
     warm_start: Mapping[str, object] | None = None
     length_bias: Mapping[str, float] = field(default_factory=dict)
     """Mean tokens and turns of dispatched and of trained trajectories."""
+    cross_check: Mapping[str, float] | None = None
+    """Difference between the trainer's and the engine's logprobs before the first update; see
+    :func:`rollart_core.training.cross_check.differences`. None if no answers were compared."""
     engine: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Engine -> cost of its weight swaps in the RL phase."""

@@ -53,6 +53,7 @@ from rollart_core.store.metrics import (
 )
 from rollart_core.store.run_dir import RunState, checkpoint_folder
 from rollart_core.training.guard import Trip
+from rollart_core.training.report import TrainStepReport
 from rollart_core.types import Group, Task, Ticket, Trajectory
 
 NUM_WITHOUT_SIGNAL = 3
@@ -110,6 +111,7 @@ class RunRecorder:
         self._open: dict[str, Task] = {}
         self._next_ordinal = 0
         self._num_requeued = 0
+        self._num_halvings = 0
         self.saved_version = -1
         """Policy version of the last checkpoint that was written or loaded."""
         self._train_step = 0
@@ -361,13 +363,11 @@ class RunRecorder:
 
     async def batch_trained(self, record: BatchRecord) -> None:
         """Record a batch's metrics, and take a checkpoint if one is due."""
-        members = [t for g in record.groups for t in g.trajectories]
-        staleness = staleness_histogram(record.groups, record.policy_version)
-        totals = self._totals.by_batch[record.policy_version] = BatchTotals.of(
-            members, staleness, [r.metrics for r in record.train_steps]
-        )
+        # in a thread: with long trajectories it takes much longer than the loop may be blocked
+        totals, shared = await asyncio.to_thread(self._figures_of, record)
+        self._totals.by_batch[record.policy_version] = totals
         self._log.event(BATCH_TOTALS, totals.as_dict(), policy_version=record.policy_version)
-        shared = self._batch_metrics(record)
+        shared |= self._batch_metrics(record)
         self._log.batch_trained(record.policy_version)
         for report in record.train_steps:
             metrics = {**{f"train/{k}": v for k, v in report.metrics.items()}, **shared}
@@ -384,6 +384,7 @@ class RunRecorder:
         if self._totals.num_batches == NUM_WITHOUT_SIGNAL and not self._totals.has_signal:
             self.notify(NO_SIGNAL.format(shared["rollout/reward_mean"]))
         self._warn_of_rows(shared["rollout/rows_per_trajectory"])
+        self._warn_of_memory(record.train_steps)
         self.guard.judge(record.groups, record.train_steps, shared)
         version = record.publication.policy_version
         if version % self._run.config.checkpoint.every_batches == 0:
@@ -405,12 +406,19 @@ class RunRecorder:
         assert self._journal is not None
         return self._journal
 
-    def _batch_metrics(self, record: BatchRecord) -> dict[str, float]:
+    def _figures_of(self, record: BatchRecord) -> tuple[BatchTotals, dict[str, float]]:
+        """Return the totals and the metrics of a batch's trajectories."""
         members = [t for g in record.groups for t in g.trajectories]
-        return {
+        staleness = staleness_histogram(record.groups, record.policy_version)
+        totals = BatchTotals.of(members, staleness, [r.metrics for r in record.train_steps])
+        return totals, {
             **rollout_metrics(record.groups, record.policy_version),
             **components_mean(members),
             **(env_metrics(members) if len(self._run.envs) > 1 else {}),
+        }
+
+    def _batch_metrics(self, record: BatchRecord) -> dict[str, float]:
+        return {
             **self.gauges(),
             "time/train_s": record.train_s,
             "time/trainer_waited_s": record.waited_s,
@@ -432,6 +440,16 @@ class RunRecorder:
             self._warns = False
             why = self.row_note or "the history of some conversations was rewritten"
             self.notify(f"Warning: {rows:.1f} token rows per trajectory: {why}")
+
+    def _warn_of_memory(self, reports: Sequence[TrainStepReport]) -> None:
+        num = int(max((r.metrics.get("microbatch_halvings", 0) for r in reports), default=0))
+        if num > self._num_halvings:
+            tokens = self._run.config.trainer.max_tokens_per_microbatch // 2**num
+            self.notify(
+                "Warning: the trainer's device ran out of memory, and microbatches were halved; "
+                f"set trainer.max_tokens_per_microbatch to {tokens}"
+            )
+        self._num_halvings = num
 
     def _show(self, shared: Mapping[str, float], record: BatchRecord) -> None:
         stop, totals = self._run.config.stop, self._totals

@@ -10,8 +10,7 @@ PaddedPolicy any causal LM of transformers                         rows padded t
 
 Packed rows are concatenated in one input row; position ids restart with each row. Attention is
 causal within a row and masked across rows. Only for attention, the rows are padded to the longest
-row of their length bucket. Logprobs and entropies have custom backward passes: torch's eager
-autograd would save and re-read several additional ``[R, V]`` tensors.
+row of their length bucket. :mod:`rollart_core.training.head` computes logprobs and entropies.
 
 Takes: samples. Gives: logprobs and entropies ``[K]`` of their loss tokens, in row order, float32;
 and, on request, the last hidden states ``[K, H]`` before them. Never: updates anything, or lets a
@@ -22,21 +21,21 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from rollart_core.plugins import registry
 from rollart_core.training.batch import balance, level, model_input, pack
+from rollart_core.training.head import Head, Scoring, Targets, score
 from rollart_core.types import IntArray, Sample
 
 Index = npt.NDArray[np.int64]
@@ -67,16 +66,36 @@ class ForwardSettings:
 class Read(NamedTuple):
     """The output of a model for some rows; ``R`` positions are followed by a loss token."""
 
-    logits: Tensor
-    """``[R, V]``: the logits."""
+    logprobs: Tensor
+    """``[P]``: the logprob of each (position, target) pair."""
+    entropy: Tensor
+    """``[R]``: the entropy at each position."""
     rows: Tensor
-    """``[P]``: the index in ``R`` of each (position, target) pair."""
-    targets: Tensor
-    """``[P]``: the target token of each pair."""
+    """``[P]``: the index in ``R`` of each pair."""
     pairs: Tensor
     """``[K]``: the pair of each loss token."""
     hidden: Tensor | None = None
-    """``[R, H]``: the hidden states of the logits; None if not requested."""
+    """``[R, H]``: the hidden states of the positions; None if not requested."""
+
+
+class Positions(NamedTuple):
+    """The positions before loss tokens in the output of a forward pass."""
+
+    tokens: Tensor
+    """``[R]`` int64: the loss tokens."""
+    num_computed: int
+    """Number of positions for which the model computes logits."""
+    keep: Tensor | None = None
+    """``[R]`` int64: the index of each position; None: they are all positions of the output."""
+
+    def of(self, output: Tensor) -> Tensor:
+        """Return the rows ``[R, X]`` of an output ``[B, T, X]``."""
+        flat = output.flatten(0, 1)
+        return flat if self.keep is None else flat[self.keep]
+
+
+Scores: TypeAlias = tuple[Tensor, Tensor]
+"""Logprobs ``[P]`` and entropies ``[R]``."""
 
 
 class Policy(ABC):
@@ -92,6 +111,7 @@ class Policy(ABC):
         self.temperature = settings.temperature
         self.computed_tokens = 0
         """Number of tokens processed by the model, after sharing and before padding."""
+        self.head = Head(model)
         self._autocast = settings.autocast
         self._device_type = next(model.parameters()).device.type
 
@@ -117,8 +137,54 @@ class Policy(ABC):
         """
 
     @abstractmethod
-    def read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
-        """Return the logits that precede loss tokens, and the hidden states on request."""
+    def read(
+        self, samples: Sequence[Sample], *, hidden: bool = False, entropy_gradient: bool = False
+    ) -> Read:
+        """Return logprobs and entropies of loss tokens, and the hidden states on request."""
+
+    def score(self, hidden: Tensor, targets: Targets, *, entropy_gradient: bool) -> Scores:
+        """Return logprobs ``[P]`` and entropies ``[R]`` from hidden states ``[R, H]``."""
+        if self.head.in_chunks(len(hidden)):
+            return self.head.score(hidden, targets, Scoring(self.temperature, entropy_gradient))
+        return self._of_logits(self.head(hidden), targets, entropy_gradient)
+
+    def score_output(
+        self, output: Callable[[], Tensor], positions: Positions, *, entropy_gradient: bool
+    ) -> Scores:
+        """Return logprobs and entropies ``[R]`` from a forward pass of the whole model.
+
+        Args:
+            output: Runs the model and returns its logits ``[B, T, V]``.
+            positions: The positions to score, one token each.
+            entropy_gradient: Whether the entropy is differentiable.
+        """
+        targets = Targets.one_per_row(positions.tokens)
+        if not (
+            self.head.in_chunks(positions.num_computed) and self.head.is_last(self._try_output)
+        ):
+            logits = positions.of(output())
+            return self._of_logits(logits, targets, entropy_gradient)
+        scoring = Scoring(self.temperature, entropy_gradient)
+
+        def scored(hidden: Tensor) -> Tensor:
+            found = self.head.score(positions.of(hidden), targets, scoring)
+            return torch.stack(found, dim=-1)[None]
+
+        with self.head.replaced(scored):
+            logprobs, entropy = output()[0].unbind(-1)
+        return logprobs, entropy if entropy_gradient else entropy.detach()
+
+    def _try_output(self) -> Tensor:
+        """Return the logits ``[1, 2, V]`` of two tokens."""
+        device = next(self.model.parameters()).device
+        ids = torch.zeros((1, 2), dtype=torch.int64, device=device)
+        return self.model(input_ids=ids, use_cache=False).logits  # type: ignore[no-any-return]
+
+    def _of_logits(self, logits: Tensor, targets: Targets, entropy_gradient: bool) -> Scores:
+        logits = logits.float()
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        return score(logits, targets, entropy_gradient=entropy_gradient)
 
     def logprobs(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies (without gradient) of all loss tokens, ``[K]`` each."""
@@ -134,15 +200,9 @@ class Policy(ABC):
         ``entropy_gradient``, the entropy has a gradient too.
         """
         with self._context():
-            read = self.read(samples, hidden=hidden)
-        logits = read.logits.float()
-        if self.temperature != 1.0:
-            logits = logits / self.temperature
-        values, entropy = logprobs(
-            logits, read.rows, read.targets, entropy_gradient=entropy_gradient
-        )
+            read = self.read(samples, hidden=hidden, entropy_gradient=entropy_gradient)
         states = None if read.hidden is None else read.hidden.float()[read.rows][read.pairs]
-        return values[read.pairs], entropy[read.rows][read.pairs], states
+        return read.logprobs[read.pairs], read.entropy[read.rows][read.pairs], states
 
     def hidden(self, samples: Sequence[Sample]) -> Tensor:
         """Return only the last hidden states ``[K, H]``, and compute few logits."""
@@ -157,7 +217,7 @@ class Policy(ABC):
         """Return hidden states ``[K, H]``, and a part of the model's own output or None."""
         read = self.read(samples, hidden=True)
         assert read.hidden is not None
-        return read.hidden[read.rows][read.pairs], read.logits[:1]
+        return read.hidden[read.rows][read.pairs], read.logprobs[:1]
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
@@ -191,20 +251,32 @@ class PackedPolicy(Policy):
         costs = [len(model_input(s)) for s in samples]
         return pack(costs, budget) if num_ranks == 1 else balance(costs, budget, num_ranks)
 
-    def read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
+    def read(
+        self, samples: Sequence[Sample], *, hidden: bool = False, entropy_gradient: bool = False
+    ) -> Read:
         """See :meth:`Policy.read`."""
         inputs, keep, tokens = self._placed(samples)
+        positions = Positions(tokens, len(tokens))
         with _last_hidden(self.model, wanted=hidden) as seen:
-            logits = packed_forward(self.model, inputs, keep)
+            scores = self.score_output(
+                lambda: packed_forward(self.model, inputs, keep)[None],
+                positions,
+                entropy_gradient=entropy_gradient,
+            )
         each = torch.arange(len(tokens), device=tokens.device)
-        return Read(logits, each, tokens, each, seen[0][0, keep] if hidden else None)
+        return Read(*scores, each, each, seen[-1][0, keep] if hidden else None)
 
     def states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
         """See :meth:`Policy.states`."""
         inputs, keep, _ = self._placed(samples)
         with _last_hidden(self.model, wanted=True) as seen:
             logits = packed_forward(self.model, inputs, keep[:1])
-        return seen[0][0, keep], logits
+        return seen[-1][0, keep], logits
+
+    def _try_output(self) -> Tensor:
+        """See :meth:`Policy._try_output`."""
+        keep = torch.arange(2, device=next(self.model.parameters()).device)
+        return packed_forward(self.model, [np.zeros(2, dtype=np.int32)], keep)[None]
 
     def _placed(self, samples: Sequence[Sample]) -> tuple[list[IntArray], Tensor, Tensor]:
         """Return the rows, the position before each loss token ``[K]``, and the token ``[K]``."""
@@ -238,7 +310,9 @@ class PaddedPolicy(Policy):
             bins[-1].append(i)
         return level(bins, num_ranks)
 
-    def read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
+    def read(
+        self, samples: Sequence[Sample], *, hidden: bool = False, entropy_gradient: bool = False
+    ) -> Read:
         """See :meth:`Policy.read`."""
         inputs = [model_input(s) for s in samples]
         self.computed_tokens += sum(len(row) for row in inputs)
@@ -252,11 +326,17 @@ class PaddedPolicy(Policy):
         input_ids, attention_mask, keep, tokens = index_tensors(
             device, ids, mask, at, np.concatenate(targets)
         )
-        with _last_hidden(self.model, wanted=hidden) as seen:
+
+        def output() -> Tensor:
             out = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+            return out.logits  # type: ignore[no-any-return]
+
+        wanted = Positions(tokens, input_ids.numel(), keep)
+        with _last_hidden(self.model, wanted=hidden) as seen:
+            scores = self.score_output(output, wanted, entropy_gradient=entropy_gradient)
         each = torch.arange(len(tokens), device=device)
-        states = seen[0].flatten(0, 1)[keep] if hidden else None
-        return Read(out.logits.flatten(0, 1)[keep], each, tokens, each, states)
+        states = seen[-1].flatten(0, 1)[keep] if hidden else None
+        return Read(*scores, each, each, states)
 
 
 def new_policy(model: nn.Module, settings: ForwardSettings) -> Policy:
@@ -299,60 +379,6 @@ def loss_tokens(samples: Sequence[Sample]) -> tuple[list[Index], list[IntArray]]
 def index_tensors(device: torch.device, *arrays: np.ndarray) -> tuple[Tensor, ...]:
     """Return arrays as int64 tensors on a device."""
     return tuple(torch.from_numpy(a.astype(np.int64)).to(device) for a in arrays)
-
-
-class _LogProbsAndEntropy(torch.autograd.Function):
-    """Like :class:`_LogProbs`, with the entropy's gradient ``dH/dz_j = -p_j (log p_j + H)``."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logp = torch.log_softmax(logits, dim=-1)
-        entropy = -(logp.exp() * logp).sum(-1)
-        ctx.save_for_backward(logp, entropy, rows, targets)
-        return logp[rows, targets], entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None, None]:
-        logp, entropy, rows, targets = ctx.saved_tensors
-        total = grad.new_zeros(len(logp)).index_add_(0, rows, grad)
-        slope = (logp + entropy[:, None]).mul_(grad_entropy[:, None]).add_(total[:, None])
-        grad_logits = slope.mul_(logp.exp()).neg_()
-        return grad_logits.index_put_((rows, targets), grad, accumulate=True), None, None
-
-
-class _LogProbs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logp = torch.log_softmax(logits, dim=-1)
-        probs = logp.exp()
-        ctx.save_for_backward(probs, rows, targets)
-        entropy = -(probs * logp).sum(-1)
-        ctx.mark_non_differentiable(entropy)
-        return logp[rows, targets], entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        probs, rows, targets = ctx.saved_tensors
-        total = grad.new_zeros(len(probs)).index_add_(0, rows, grad)
-        grad_logits = probs * -total[:, None]
-        return grad_logits.index_put_((rows, targets), grad, accumulate=True), None, None
-
-
-def logprobs(
-    logits: Tensor, rows: Tensor, targets: Tensor, *, entropy_gradient: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return logprobs of (row, target) pairs ``[P]``, and each row's entropy ``[R]``.
-
-    Args:
-        logits: ``[R, V]`` float32, already divided by the temperature.
-        rows: ``[P]`` int64.
-        targets: ``[P]`` int64.
-        entropy_gradient: Whether the entropy is differentiable.
-    """
-    function = _LogProbsAndEntropy if entropy_gradient else _LogProbs
-    return function.apply(logits, rows, targets)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)

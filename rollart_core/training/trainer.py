@@ -12,10 +12,12 @@ method signatures, so that it can run in a separate process.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ from rollart_core.config.training import (
 )
 from rollart_core.contracts.algorithm import Algorithm
 from rollart_core.contracts.weights import Publication, WeightChannel
-from rollart_core.errors import BatchRefused, text_of
+from rollart_core.errors import BatchRefused, OutOfMemory, text_of
 from rollart_core.training import batch, checkpoint, distributed, process_group
 from rollart_core.training.auxiliary_models import ExtraModules, ReferencePolicy
 from rollart_core.training.batch import (
@@ -40,6 +42,7 @@ from rollart_core.training.batch import (
     batch_metrics,
     value_metrics,
 )
+from rollart_core.training.cross_check import differences
 from rollart_core.training.loading import load_model as load_model
 from rollart_core.training.loading import load_on_device, recompute_activations
 from rollart_core.training.lora import put_adapters, trained_weights
@@ -59,6 +62,8 @@ from rollart_core.types import FloatArray, Group, Sample
 
 CLIP_HISTORY = "clip_history"
 """Name of the norm history of ``trainer.clip`` in a checkpoint."""
+
+T = TypeVar("T")
 
 
 class Trainer:
@@ -108,6 +113,8 @@ class Trainer:
         self._temperature = temperature
         self._nearby = beside
         self._shaper = RewardShaper.of(beside.shapings)
+        self._budget = config.max_tokens_per_microbatch
+        self._num_halvings = 0
         self._adapts_later = beside.warms_whole
         self._take_model(None if self._adapts_later else beside.lora)
 
@@ -183,16 +190,8 @@ class Trainer:
             raise ValueError("no sample has a loss token: there is nothing to learn")
         self._supervisor = self._supervisor or self._new_optimizer(clip=NormClip())
         total = sum(s.num_loss_tokens for s in live)
-        loss = torch.zeros((), device=self._device)
         with self._determinism(), self._policy.at_temperature(1.0):
-            self._supervisor.zero_grad()
-            shares = self._share(live)
-            for n, (members, is_real) in enumerate(shares, 1):
-                distributed.reduce_gradients(self._model, is_last=n == len(shares))
-                logprobs, _ = self._policy.logprobs([live[i] for i in members])
-                part = -logprobs.sum() / total * is_real
-                _backward(part * distributed.world_size())
-                loss += part.detach()
+            loss = self._fitting(live, lambda: self._supervised_gradients(live, total))
             mean = float(distributed.all_sum(loss))
             outcome = self._supervisor.update(mean, lr)
         wall_s = time.perf_counter() - began
@@ -208,6 +207,20 @@ class Trainer:
             "train_s": wall_s,
         }
 
+    def _supervised_gradients(self, live: Sequence[Sample], total: int) -> Tensor:
+        """Add the gradients of a supervised step to zero, and return this rank's loss."""
+        assert self._supervisor is not None
+        self._supervisor.zero_grad()
+        loss = torch.zeros((), device=self._device)
+        shares = self._share(live)
+        for n, (members, is_real) in enumerate(shares, 1):
+            distributed.reduce_gradients(self._model, is_last=n == len(shares))
+            logprobs, _ = self._policy.logprobs([live[i] for i in members])
+            part = -logprobs.sum() / total * is_real
+            _backward(part * distributed.world_size())
+            loss += part.detach()
+        return loss
+
     def held_out_loss(self, samples: Sequence[Sample]) -> float:
         """Return the mean cross-entropy of the loss tokens at temperature 1, without an update.
 
@@ -218,8 +231,17 @@ class Trainer:
         if not total:
             raise ValueError("no sample has a loss token: there is nothing to measure")
         with self._determinism(), self._policy.at_temperature(1.0):
-            rows = signal_rows(self._policy, samples, self._config.max_tokens_per_microbatch)
+            rows = self._signal("proximal_logprobs", samples)
         return -sum(float(row.sum(dtype="float64")) for row in rows) / total
+
+    def compare(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Return how much the logprobs of samples differ from the engine's, without an update.
+
+        See :func:`rollart_core.training.cross_check.differences`.
+        """
+        with self._determinism():
+            rows = self._signal("proximal_logprobs", samples)
+        return differences(samples, rows)
 
     def publish(self, policy_version: int) -> Publication:
         """Publish the weights on the channel, under transformers' names, without a tied head.
@@ -360,26 +382,51 @@ class Trainer:
             batch.attach(name, rows, samples, given)
 
     def _signal(self, name: str, samples: Sequence[Sample]) -> list[FloatArray]:
-        budget = self._config.max_tokens_per_microbatch
         if name == TEACHER:
             return teacher_rows(samples)
+        return self._fitting(samples, lambda: self._computed_signal(name, samples))
+
+    def _computed_signal(self, name: str, samples: Sequence[Sample]) -> list[FloatArray]:
         if self._extras and name in self._extras.names:
-            return self._extras.rows(name, samples, budget)
+            return self._extras.rows(name, samples, self._budget)
         if name == "ref_logprobs":
             with self._reference.in_place() as policy:
-                return signal_rows(policy, samples, budget)
-        return signal_rows(self._policy, samples, budget, entropy=name == "entropy")
+                return signal_rows(policy, samples, self._budget)
+        return signal_rows(self._policy, samples, self._budget, entropy=name == "entropy")
 
     def _update(
         self, minibatch: Minibatch, policy_version: int, *, is_first: bool
     ) -> dict[str, float]:
         """Take one optimizer update and return its metrics."""
-        sums = MetricSums()
         if not minibatch.rows:
             nothing = {"loss": 0.0, "updated": 0.0, "tokens": 0.0}
-            return {**sums.finish(), **nothing, "num_updates": float(self.train_step)}
+            return {**MetricSums().finish(), **nothing, "num_updates": float(self.train_step)}
         samples = [r.sample for r in minibatch.rows]
-        computed_before = self._policy.computed_tokens
+        sums, step_kl, computed = self._fitting(
+            samples, lambda: self._gradients(minibatch, policy_version, is_first=is_first)
+        )
+        metrics_now = sums.finish()
+        outcome = self._step(metrics_now["loss"], step_kl)
+        return {
+            **metrics_now,
+            **outcome.metrics(),
+            "num_updates": float(self.train_step),
+            "tokens": float(sum(s.num_tokens for s in samples)),
+            "computed_tokens": float(distributed.all_sum(computed)),
+            "microbatch_halvings": float(self._num_halvings),
+            **self._waiting(samples),
+        }
+
+    def _gradients(
+        self, minibatch: Minibatch, policy_version: int, *, is_first: bool
+    ) -> tuple[MetricSums, StepKL | None, Tensor]:
+        """Add the gradients of an update to zero.
+
+        Returns:
+            Sums of metrics, the measurement of the KL, and the number of computed tokens.
+        """
+        samples = [r.sample for r in minibatch.rows]
+        sums, computed_before = MetricSums(), self._policy.computed_tokens
         self._optimizer.zero_grad()
         if self._extras:
             self._extras.zero_grad()
@@ -407,17 +454,29 @@ class Trainer:
             mismatch = mismatch_sums(logprobs, part)
             entropies = {"loss": loss, "entropy": entropy.sum()}
             sums.add({**metrics, **entropies, **mismatch}, is_real=is_real)
-        computed = torch.tensor(self._policy.computed_tokens - computed_before)
-        metrics_now = sums.finish()
-        outcome = self._step(metrics_now["loss"], step_kl)
-        return {
-            **metrics_now,
-            **outcome.metrics(),
-            "num_updates": float(self.train_step),
-            "tokens": float(sum(s.num_tokens for s in samples)),
-            "computed_tokens": float(distributed.all_sum(computed)),
-            **self._waiting(samples),
-        }
+        return sums, step_kl, torch.tensor(self._policy.computed_tokens - computed_before)
+
+    def _fitting(self, samples: Sequence[Sample], work: Callable[[], T]) -> T:
+        """Do work in microbatches; if memory runs out, halve them and do it again.
+
+        Raises:
+            OutOfMemory: If a row alone does not fit. With several ranks, at the first time: the
+                other ranks wait in a collective call, so all of them start again with half.
+        """
+        while True:
+            try:
+                return work()
+            except Exception as e:
+                if not is_out_of_memory(e):
+                    raise
+                error = OutOfMemory(out_of_memory_text(self._budget, samples))
+                error.can_be_split = any(len(bin_) > 1 for bin_ in self._bins(samples))
+                if distributed.world_size() > 1 or not error.can_be_split:
+                    raise error from e
+            # not in the handler: the error's traceback holds the tensors of the microbatch
+            self._budget = max(1, self._budget // 2)
+            self._num_halvings += 1
+            release_memory(self._device)
 
     def _said(
         self, samples: Sequence[Sample], hidden: Tensor | None, mask: Tensor, *, is_last: bool
@@ -450,7 +509,7 @@ class Trainer:
         """Return the measurement of an update's KL; None if the KL is not bounded."""
         if self._config.max_kl is None:
             return None
-        return StepKL(samples, self._policy, self._config.max_tokens_per_microbatch)
+        return StepKL(samples, self._policy, self._budget)
 
     @property
     def _wants_hidden(self) -> bool:
@@ -461,8 +520,7 @@ class Trainer:
         return distributed.share(self._bins(samples))
 
     def _bins(self, samples: Sequence[Sample]) -> list[list[int]]:
-        budget = self._config.max_tokens_per_microbatch
-        return self._policy.microbatches(samples, budget, distributed.world_size())
+        return self._policy.microbatches(samples, self._budget, distributed.world_size())
 
     def _waiting(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Return the imbalance of an update's tokens over the ranks; empty on one rank."""
@@ -561,6 +619,31 @@ class Trainer:
 
 def _backward(loss: Tensor) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether torch could not allocate memory, on a GPU or on the CPU."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    said = str(error)
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in said and "memory" in said
+
+
+def out_of_memory_text(budget: int, samples: Sequence[Sample]) -> str:
+    """Return the message of an :class:`OutOfMemory`, with the keys to lower."""
+    longest = max(len(batch.model_input(s)) for s in samples)
+    return (
+        f"the trainer's device ran out of memory in a microbatch of at most {budget} tokens (the "
+        f"longest row has {longest}): lower trainer.max_tokens_per_microbatch, or for a single row "
+        "rollout.max_context_tokens; set trainer.activation_checkpointing; or use more ranks"
+    )
+
+
+def release_memory(device: torch.device) -> None:
+    """Free the tensors of a failed microbatch."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _device(name: str) -> torch.device:

@@ -61,3 +61,29 @@ async def trainer_ranks(
         pids = [p.pid for p in group._workers]
         await group.close()
         assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def shrink_head_chunks() -> None:
+    """Let the output head compute five rows at a time; called in each rank."""
+    from rollart_core.training import head
+
+    head.chunk_rows = lambda num_tokens: 5
+
+
+def run_out_of_memory(on_rank: int, most_tokens: int) -> None:
+    """Let a rank's forward pass raise if a microbatch has more tokens; called in each rank."""
+    import torch
+
+    from rollart_core.training import distributed
+    from rollart_core.training.batch import model_input
+    from rollart_core.training.policy import PackedPolicy, Policy
+
+    plain = Policy.outputs
+
+    def outputs(self, samples, **more):
+        tokens = sum(len(model_input(s)) for s in samples)
+        if distributed.rank() == on_rank and tokens > most_tokens:
+            raise torch.OutOfMemoryError(f"{tokens} tokens do not fit")
+        return plain(self, samples, **more)
+
+    PackedPolicy.outputs = outputs

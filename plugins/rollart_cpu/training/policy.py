@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rollart_core.training.batch import level, model_input
+from rollart_core.training.head import Targets
 from rollart_core.training.policy import ForwardSettings, Policy, Read, index_tensors, loss_tokens
 from rollart_core.types import IntArray, Sample
 from rollart_cpu.inference.kernels import load_library
@@ -171,15 +172,17 @@ class TreePolicy(Policy):
         """Count distinct prefixes only; see :class:`Policy`."""
         return level(tree.pack_shared([model_input(s) for s in samples], budget), num_ranks)
 
-    def read(self, samples: Sequence[Sample], *, hidden: bool = False) -> Read:
+    def read(
+        self, samples: Sequence[Sample], *, hidden: bool = False, entropy_gradient: bool = False
+    ) -> Read:
         """See :meth:`Policy.read`."""
         prefixes = tree.build([model_input(s) for s in samples])
         self.computed_tokens += prefixes.num_nodes
         wanted, rows, targets, pairs = loss_pairs(prefixes, *loss_tokens(samples))
         states = self._decoder.hidden(prefixes, wanted)
-        logits = self._decoder.head(states)
-        at, tokens, expand = index_tensors(logits.device, rows, targets, pairs)
-        return Read(logits, at, tokens, expand, states if hidden else None)
+        at, tokens, expand = index_tensors(states.device, rows, targets, pairs)
+        scores = self.score(states, Targets(at, tokens), entropy_gradient=entropy_gradient)
+        return Read(*scores, at, expand, states if hidden else None)
 
     def states(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor | None]:
         """See :meth:`Policy.states`."""

@@ -205,6 +205,9 @@ class EngineServerConfig(BaseModel):
 _MORE_GPUS = "would use GPUs that the run does not reserve: "
 _SPLIT = _MORE_GPUS + "an engine is only split by engine.tp_size"
 _TP = _MORE_GPUS + "set engine.tp_size instead"
+_REPLICAS = ("dp_size", "data_parallel_size")
+_PARTS = (*_REPLICAS, "ep_size", "expert_parallel_size", "moe_dp_size", "attn_dp_size")
+"""Flags of SGLang that divide the ``tp_size`` GPUs of a server among groups of ranks."""
 _NODES = _MORE_GPUS + "an engine runs on one machine; use more engines instead"
 
 
@@ -276,6 +279,24 @@ class SGLangConfig(EngineServerConfig):
     tensor`` and ``distributed``."""
 
     @model_validator(mode="after")
+    def _mesh_has_all_gpus(self) -> Self:
+        given = {key.replace("-", "_"): value for key, value in self.server_args.items()}
+        for key in _PARTS:
+            size = given.get(key, 1)
+            if key in _REPLICAS and size != 1 and not given.get("enable_dp_attention"):
+                raise ValueError(
+                    f"server_args has {key}: {size}, so that a server would use {size} x "
+                    f"{self.tp_size} GPUs, but the run reserves {self.tp_size} (engine.tp_size): "
+                    "use more engines, or add enable_dp_attention: true"
+                )
+            if not isinstance(size, int) or size < 1 or self.tp_size % size:
+                raise ValueError(
+                    f"server_args has {key}: {size}, which does not divide the {self.tp_size} GPUs "
+                    f"of a server (engine.tp_size): use one of {_divisors(self.tp_size)}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _nccl_has_two_gpus(self) -> Self:
         if self.backend == "nccl" and not self.url:
             raise ValueError(
@@ -296,3 +317,7 @@ class SGLangConfig(EngineServerConfig):
             found += [(key, f"weight_transport: {transport}") for key in ("backend", "host")]
         found += [("bucket_bytes", "weight_transport: disk")] if transport == "disk" else []
         return found
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

@@ -30,8 +30,8 @@ from rollart_algorithms.sft import SFT
 from rollart_algorithms.topr import TOPR
 from rollart_core.contracts.algorithm import Algorithm, LossBatch
 from rollart_core.errors import ConfigError
+from rollart_core.training.head import Targets, score
 from rollart_core.training.mixture import AlgorithmMix
-from rollart_core.training.policy import logprobs as logprobs_of
 from rollart_core.types import Group
 from rollart_testing import assert_checks, check_algorithm
 
@@ -122,7 +122,7 @@ def test_the_gradient_of_logprobs_and_entropy_is_autograds() -> None:
     by_pair, by_row = (torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(2))
 
     def by_hand(logits: torch.Tensor) -> torch.Tensor:
-        logprobs, entropy = logprobs_of(logits, rows, targets, entropy_gradient=True)
+        logprobs, entropy = score(logits, Targets(rows, targets), entropy_gradient=True)
         return (logprobs * by_pair).sum() + (entropy * by_row).sum()
 
     def plain(logits: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_the_gradient_of_logprobs_and_entropy_is_autograds() -> None:
     # one of both alone
     for keep in (0, 1):
         logits = start.clone().requires_grad_()
-        logprobs_of(logits, rows, targets, entropy_gradient=True)[keep].sum().backward()
+        score(logits, Targets(rows, targets), entropy_gradient=True)[keep].sum().backward()
         alone = gradient(
             lambda z, keep=keep: (torch.log_softmax(z, -1)[rows, targets], naive(z))[keep].sum(),
             start,
@@ -145,7 +145,8 @@ def test_the_gradient_of_logprobs_and_entropy_is_autograds() -> None:
 
 def test_a_certain_token_has_an_entropy_of_0_without_slope() -> None:
     logits = torch.tensor([[0.0, -1e4, -1e4]], requires_grad=True)
-    _, entropy = logprobs_of(logits, torch.tensor([0]), torch.tensor([0]), entropy_gradient=True)
+    first = Targets.one_per_row(torch.tensor([0]))
+    _, entropy = score(logits, first, entropy_gradient=True)
     entropy.sum().backward()
     assert entropy.tolist() == [0]
     assert logits.grad is not None
@@ -154,7 +155,7 @@ def test_a_certain_token_has_an_entropy_of_0_without_slope() -> None:
 
 def test_without_a_coefficient_no_gradient_is_kept() -> None:
     logits = torch.zeros(2, 3, requires_grad=True)
-    _, entropy = logprobs_of(logits, torch.tensor([0, 1]), torch.tensor([0, 0]))
+    _, entropy = score(logits, Targets.one_per_row(torch.tensor([0, 0])))
     assert not entropy.requires_grad
     assert not GRPO().wants_entropy
     assert not SFT().wants_entropy

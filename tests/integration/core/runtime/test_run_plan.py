@@ -17,7 +17,7 @@ from rollart_core.contracts.hardware import HardwareMapper, ModelShape, Placemen
 from rollart_core.errors import ConfigError
 from rollart_core.inference.router import Router
 from rollart_core.runtime.launch import launch
-from rollart_core.runtime.placement import RunPlan, workloads_of
+from rollart_core.runtime.placement import RunPlan, demand_of, workloads_of
 from rollart_core.runtime.prepare import prepare
 from rollart_core.store.journal_reader import JournalReader
 from rollart_core.types import Task, Ticket, Trajectory, Turn
@@ -50,6 +50,30 @@ def resolved(**changes):
 def trajectory(env_id: str, num_prompt: int, num_new: int) -> Trajectory:
     turn = Turn("", "", num_prompt, num_new, "stop", 0.0, 0.1, 0.01)
     return Trajectory(Ticket("g.0", Task(env_id, "train", 0, 0), "g", 0), "finished", turns=(turn,))
+
+
+def test_the_demand_has_the_batch_and_the_weights():
+    asked = {"groups_per_batch": 4, "group_size": 8, "max_turns": 6, "max_context_tokens": 1000}
+    workload = {"prefill_tokens": 80, "decode_tokens": 20, "turns": 2}
+    given = {"env": LAKE, "rollout": {**asked, "workload": workload}}
+    plain = demand_of(resolved(**given))
+    assert (plain.batch_trajectories, plain.max_staleness) == (32, 1)
+    assert (plain.num_references, plain.shm_copies) == (0, 2)  # the shared memory channel keeps two
+    assert plain.longest == 3.0  # six turns instead of two
+    short = {**asked, "max_context_tokens": 300, "workload": workload}
+    assert demand_of(resolved(**{**given, "rollout": short})).longest == 1.5
+    one = {**asked, "max_turns": 1, "max_new_tokens": 50, "workload": {**workload, "turns": 1}}
+    assert demand_of(resolved(**{**given, "rollout": one})).longest == 2.5
+    other = resolved(
+        **given,
+        mode="sync",
+        weights={"id": "disk", "keep": 3},
+        algorithm={"id": "grpo", "kl_coef": 0.1},
+    )
+    found = demand_of(other)
+    assert (found.max_staleness, found.num_references, found.shm_copies) == (0, 1, 0)
+    kept = resolved(**given, weights={"id": "shared-memory", "keep": 3})
+    assert demand_of(kept).shm_copies == 3
 
 
 class Started:

@@ -28,7 +28,8 @@ SAVED_AT = 6
 
 
 def numbers(report: TrainStepReport) -> list[float]:
-    return [report.metrics[name] for name in ("loss", "grad_norm", "entropy", "ref_kl")]
+    names = ("loss", "grad_norm", "entropy", "ref_kl")
+    return [report.metrics[name] for name in names if name in report.metrics]
 
 
 def batch(train_step: int) -> tuple[object, int]:
@@ -75,6 +76,49 @@ def test_losses_do_not_depend_on_the_number_of_ranks_nor_does_resuming(tmp_path:
     trainer.load(saved)
     alone = [numbers(trainer.train_batch(*batch(n))[0]) for n in range(SAVED_AT, NUM_TRAIN_STEPS)]
     np.testing.assert_allclose(alone, two[SAVED_AT:], rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("autocast", ["off", "bfloat16"])
+def test_the_head_is_gathered_for_each_of_its_chunks(tmp_path: Path, autocast: str) -> None:
+    model = save_model(tmp_path / "model")
+    changes = {"algorithm": KL, "lr": 1e-3, "autocast": autocast}
+
+    async def two_ranks(folder: str, *, in_chunks: bool) -> list[list[float]]:
+        async with trainer_ranks(model, 2, tmp_path / folder, **changes) as group:
+            if in_chunks:
+                await group.call("support.trainer_ranks:shrink_head_chunks")
+            return [numbers((await group.train_batch(*batch(n)))[0]) for n in range(3)]
+
+    plain = asyncio.run(two_ranks("plain", in_chunks=False))
+    chunked = asyncio.run(two_ranks("chunked", in_chunks=True))
+    apart = {"rtol": 1e-4, "atol": 2e-6} if autocast == "off" else {"rtol": 0.05, "atol": 1e-3}
+    np.testing.assert_allclose(chunked, plain, **apart)
+
+
+def test_ranks_start_again_with_half_if_one_runs_out_of_memory(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model")
+    patch = "support.trainer_ranks:run_out_of_memory"
+
+    async def ranks(most_tokens: int) -> list[float]:
+        async with trainer_ranks(model, 2, tmp_path / "ranks", lr=1e-3) as group:
+            await group.call(patch, 1, most_tokens)
+            with pytest.raises(TrainerLost, match=r"OutOfMemory.* at most 256 tokens"):
+                await group.train_batch(*batch(0))
+            await group.restart()
+            await group.call(patch, 1, 10)
+            with pytest.raises(TrainerLost, match=r"OutOfMemory.* at most 128 tokens"):
+                await group.train_batch(*batch(0))
+            await group.restart()
+            return numbers((await group.train_batch(*batch(0)))[0])[:2]
+
+    found = asyncio.run(ranks(100))
+    np.testing.assert_allclose(found, one_rank_without_reference(model), rtol=1e-4, atol=2e-6)
+
+
+def one_rank_without_reference(model: str) -> list[float]:
+    trainer = make_trainer(model, GRPO(), lr=1e-3)
+    report = trainer.train_batch(*batch(0))[0]
+    return [report.metrics["loss"], report.metrics["grad_norm"]]
 
 
 def test_what_two_ranks_publish_export_and_supervise_is_what_one_does(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ ENVS = {"a/Read-v1": READ, "b/Think-v1": THINK}
 POOLS = [
     Pool("h100", "H100", 4),
     Pool("h20", "H20", 4),
-    Pool("train", "H100", 8, roles=("trainer",)),
+    Pool("train", "H100", 8, roles=("trainer",), training_flops_per_s=5e14),
     Pool("cpus", "cpu", 128),
 ]
 DEMAND = Demand(model=MODEL, num_trainer_ranks=8)

@@ -204,6 +204,26 @@ def test_options_with_every_default_filled_in_are_the_same_options(given):
     assert SGLangConfig.model_validate(config.model_dump()) == config
 
 
+@pytest.mark.parametrize(
+    ("tp_size", "args", "says"),
+    [
+        (4, {"ep_size": 3}, "ep_size: 3, which does not divide the 4 GPUs .* one of 1, 2, 4"),
+        (4, {"moe-dp-size": 8}, "moe_dp_size: 8, which does not divide the 4 GPUs"),
+        (2, {"attn_dp_size": 0}, "attn_dp_size: 0, which does not divide the 2 GPUs"),
+        (2, {"dp_size": 2}, "would use 2 x 2 GPUs, but the run reserves 2"),
+        (2, {"dp_size": 4, "enable_dp_attention": True}, "does not divide the 2 GPUs"),
+    ],
+)
+def test_a_mesh_that_does_not_multiply_to_the_gpus_is_refused(tp_size, args, says) -> None:
+    with pytest.raises(ValidationError, match=says):
+        SGLangConfig(tp_size=tp_size, server_args=args)
+
+
+def test_a_mesh_that_divides_the_gpus_is_accepted() -> None:
+    args = {"ep_size": 4, "attn_dp_size": 2, "dp_size": 2, "enable_dp_attention": True}
+    assert SGLangConfig(tp_size=4, server_args=args).server_args == args
+
+
 @pytest.mark.parametrize("key", ["tp_size", "base_gpu_id", "pp-size", "nnodes"])
 def test_flags_that_take_gpus_nobody_counts_are_refused(key: str) -> None:
     with pytest.raises(ValidationError, match="would use GPUs that the run does not reserve"):

@@ -22,13 +22,29 @@ pools:
   - {name: b, device: h20, count: 1, bytes_per_s: 1.0e+12, memory_gb: 10, price_per_hour: 0}
   - {name: c, device: MyChip, count: 2}
   - {name: f, device: serverless, count: 100}
-efficiency: {compute: 0.5, bandwidth: 1}
+efficiency: {compute: 0.5, bandwidth: 1, training: 0.25, moe_training: 0.125}
 devices:
   MyChip: {flops_per_s: 1.0e+14, bytes_per_s: 2.0e+12, memory_gb: 16}
 """,
     )
     a, b, c, f = load_cluster(path).to_pools()
-    assert a == Pool("a", "H20", 8, 74e12, 4e12, 96 * 10**9, 1.5, {"GPU": 1.0}, ("engines",), 0.001)
+    assert a == Pool(
+        "a",
+        "H20",
+        8,
+        74e12,
+        4e12,
+        96 * 10**9,
+        1.5,
+        {"GPU": 1.0},
+        ("engines",),
+        0.001,
+        training_flops_per_s=148e12 * 0.25,
+        moe_training_flops_per_s=148e12 * 0.125,
+        link_bytes_per_s=450e9,
+        host_bytes_per_s=64e9,
+        network_bytes_per_s=25e9,
+    )
     assert (b.flops_per_s, b.bytes_per_s, b.memory_bytes, b.price_per_hour) == (
         74e12,
         1e12,
@@ -37,6 +53,23 @@ devices:
     )
     assert (c.flops_per_s, c.bytes_per_s, c.memory_bytes) == (5e13, 2e12, 16 * 10**9)
     assert f.flops_per_s == 0
+
+
+def test_figures_of_a_machine(tmp_path):
+    path = write(
+        tmp_path,
+        """
+pools:
+  - {name: a, device: H100, count: 8, per_node: 8, host_memory_gb: 100}
+  - {name: b, device: H100, count: 8, host_memory_gb: 100, shm_gb: 20, network_bytes_per_s: 1.0e+9}
+  - {name: c, device: H100, count: 8, flops_per_s: 1.0e+14}
+""",
+    )
+    a, b, c = load_cluster(path).to_pools()
+    assert (a.shm_bytes, b.shm_bytes, c.shm_bytes) == (50 * 10**9, 20 * 10**9, 0)
+    assert (b.network_bytes_per_s, a.host_bytes_per_s) == (1e9, pytest.approx(64e9 * 0.7))
+    # what is set on a pool is used in full, for training too
+    assert c.training_flops_per_s == c.moe_training_flops_per_s == c.flops_per_s == 1e14
 
 
 @pytest.mark.parametrize(
@@ -70,7 +103,9 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_pools_without_figures_get_those_of_their_device():
     known, own = filled([Pool("a", "L4", 1), Pool("b", "abacus", 1, 5.0, 6.0)])
-    assert known.flops_per_s == pytest.approx(121e12 / 2)
+    assert known.flops_per_s == pytest.approx(121e12 * 0.6)
+    assert known.training_flops_per_s == pytest.approx(121e12 * 0.35)
+    assert known.network_bytes_per_s == pytest.approx(25e9 * 0.7)
     assert own == Pool("b", "abacus", 1, 5.0, 6.0)
     with pytest.raises(ValueError, match="pool c: unknown device 'abacus'"):
         filled([Pool("c", "abacus", 1)])

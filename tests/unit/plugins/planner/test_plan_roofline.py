@@ -145,3 +145,23 @@ def test_what_is_computed_again_is_a_fourth_pass():
     assert roofline.training_s(MODEL, POOL, workload, recomputes=True) == pytest.approx(
         three * 4 / 3
     )
+
+
+def test_models_that_only_compute_logprobs_are_a_pass_each():
+    workload = Workload(100, 100, 5)
+    three = roofline.training_s(MODEL, POOL, workload)
+    assert roofline.training_s(MODEL, POOL, workload, num_references=2) == pytest.approx(
+        three * 5 / 3
+    )
+
+
+def test_training_has_its_own_rate_for_dense_models_and_mixtures():
+    pool = replace(POOL, training_flops_per_s=POOL.flops_per_s / 2, moe_training_flops_per_s=1e13)
+    workload = Workload(100, 100, 5)
+    dense, mixture = [roofline.training_s(m, POOL, workload) for m in (MODEL, MIXTURE)]
+    assert roofline.training_s(MODEL, pool, workload) == pytest.approx(2 * dense)
+    assert roofline.training_s(MIXTURE, pool, workload) == pytest.approx(10 * mixture)
+    # an engine is as fast as before
+    assert roofline.turn_time(MODEL, pool, workload, 8) == roofline.turn_time(
+        MODEL, POOL, workload, 8
+    )
