@@ -13,6 +13,10 @@ TORCH_INDEX ?=
 # What `make run` runs, and further arguments for it: `make run ARGS="stop.wall_s=60"`.
 CONFIG ?= examples/webshop.yaml
 ARGS ?=
+# What `make test-gpu` runs: trainer, engine or multi (all when empty), on cuda or cpu, and its results.
+PART ?=
+DEVICE ?= cuda
+JSON ?= build/test-gpu.json
 # Which benchmarks `make bench` runs; all when empty.
 BENCH ?=
 WHEELHOUSE ?= .wheelhouse
@@ -54,7 +58,7 @@ PEERS_VENV ?= .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: agents help setup run test unit check docs site bench adapters peers trackers verifiers test-sglang test-vllm nightly wheelhouse
+.PHONY: agents help setup run test unit check docs site bench adapters peers trackers verifiers test-sglang test-vllm test-gpu nightly wheelhouse
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -100,6 +104,12 @@ test-sglang: ## Run the tests on real SGLang servers, on the CPU.
 
 test-vllm: ## Run the tests on real vLLM servers, on the CPU.
 	FULL=1 .ci/run vllm $(ARGS)
+
+# The current interpreter, unless PYTHON is given: nothing is set up, installed or downloaded.
+test-gpu: ## Verify the trainer, the engines and several ranks on this machine's GPUs.
+	@mkdir -p $(dir $(JSON))
+	$(if $(filter file,$(origin PYTHON)),python3,$(PYTHON)) tests/gpu/runner.py --device $(DEVICE) \
+		$(if $(PART),--part $(PART)) --json $(JSON)
 
 nightly: ## Run all lanes, and what is too long for CI: an hour or more.
 	FULL=1 .ci/run nightly

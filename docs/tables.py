@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 from pydantic import BaseModel
 
 from rollart_core import errors
@@ -88,6 +90,8 @@ RECORDS = (
 """Records that plugins receive and return."""
 MODULES = "docs/reference/modules.md"
 """Tables that only the site uses."""
+GPU_TESTS = ROOT / "tests/gpu"
+"""The cases of ``make test-gpu``, what verifies each part, and committed results files."""
 MARKED = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end -->", flags=re.DOTALL)
 
 
@@ -108,6 +112,7 @@ def all_tables() -> dict[str, Callable[[], str]]:
         "commands": _commands,
         "command-options": _command_options,
         "errors": _errors,
+        "verified": _verified,
     }
     for name, section in sections().items():
         tables[f"config.{name}"] = lambda section=section: _fields(fields_of(section))
@@ -293,6 +298,40 @@ def _errors() -> str:
             if error is not errors.RollartError
         ),
     )
+
+
+def _verified() -> str:
+    """Return what was verified where, by committed results of ``make test-gpu``."""
+    rows = yaml.safe_load((GPU_TESTS / "verified.yaml").read_text(encoding="utf-8"))
+    results = gpu_results()
+    columns = ("what", "verified on the CPU", "verified by `make test-gpu`", "never run")
+    return _table(columns, (_verified_row(row, results) for row in rows))
+
+
+def gpu_results() -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the newest result of each case that was not skipped, by device and part/case."""
+    files = [json.loads(path.read_text()) for path in GPU_TESTS.glob("results/*.json")]
+    cases = [{**case, "device": file["device"]} for file in files for case in file["cases"]]
+    ran = sorted((c for c in cases if c["result"] != "skipped"), key=lambda c: str(c["date"]))
+    return {(c["device"], f"{c['part']}/{c['case']}"): c for c in ran}
+
+
+def _verified_row(row: dict[str, Any], results: dict[Any, dict[str, Any]]) -> Iterator[str]:
+    on_cpu = [f"`{command}`, {date}" for command, date in row.get("cpu", {}).items()]
+    on_gpu = []
+    for (device, name), case in results.items():
+        if name in row.get("cases", {}) and device == "CPU" and case["result"] == "passed":
+            command = f"make test-gpu PART={case['part']} DEVICE=cpu"
+            on_cpu.append(f"`{command}`, {case['date'][:10]}")
+        elif name in row.get("cases", {}) and device != "CPU":
+            shown = [f for f in case.get("figures", ()) if f["name"] in row["cases"][name]]
+            figures = [f"{f['name']} {f['value']:.3g} {f.get('unit', '')}".strip() for f in shown]
+            ran = f"{case['result']}, {device}, {case['date'][:10]}"
+            on_gpu.append(": ".join([ran, *filter(None, ["; ".join(figures)])]))
+    yield row["what"]
+    yield "<br>".join(dict.fromkeys(on_cpu)) or "never run"
+    yield "<br>".join(on_gpu) or "never run"
+    yield row.get("never", "")
 
 
 def modules() -> str:

@@ -73,8 +73,19 @@ ALIASES: Mapping[str, str] = {
     "H100": "H100-SXM",
     "V100": "V100-16GB",
     "4090": "RTX-4090",
+    "H100 80GB HBM3": "H100-SXM",
+    "A100-SXM4-40GB": "A100-40GB",
+    "A100-PCIE-40GB": "A100-40GB",
+    "A100-SXM4-80GB": "A100-80GB",
+    "A100 80GB PCIe": "A100-80GB",
+    "GeForce RTX 4090": "RTX-4090",
+    "Tesla T4": "T4",
+    "Tesla V100-SXM2-16GB": "V100-16GB",
+    "Tesla V100-SXM2-32GB": "V100-32GB",
+    "AMD Instinct MI300X": "MI300X",
 }
-"""A name without a variant means the most common variant."""
+"""A name without a variant means the most common variant. Others are the names that CUDA reports
+after ``NVIDIA``."""
 
 
 NETWORK_BYTES_PER_S = 25e9

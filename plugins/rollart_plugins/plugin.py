@@ -201,6 +201,11 @@ _COMMANDS: Final = (
         entry_point="rollart_sandboxes.isolation.image:build",
         summary="Build the Docker image for an environment that runs with `isolation: docker`.",
     ),
+    CommandSpec(
+        name="doctor",
+        entry_point="rollart_plugins.doctor:doctor",
+        summary="Check on every machine whether a run can work there, and say what to fix.",
+    ),
 )
 
 

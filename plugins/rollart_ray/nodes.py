@@ -10,6 +10,7 @@ node with no rollart, or another version, can still run them.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rollart_core.config.model import ModelPath
 from rollart_core.config.resolve import ResolvedRun
 from rollart_core.errors import ConfigError
 from rollart_core.plugins import registry
+from rollart_core.runtime.placement import shm_fault
 from rollart_ray.cluster import RayCluster
 from rollart_ray.pools import Node
 
@@ -73,17 +75,6 @@ def differences(driver: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]
     return found
 
 
-def ask_whether_there(path: str) -> Callable[[], bool]:
-    """Return a function that returns whether a node has a file or folder."""
-
-    def there() -> bool:
-        import os
-
-        return os.path.exists(path)
-
-    return there
-
-
 def ask_whether_seen(path: str, text: str) -> Callable[[], bool]:
     """Return a function that returns whether a node reads ``text`` in a file at ``path``."""
 
@@ -129,6 +120,102 @@ def ask_to_remove(path: str) -> Callable[[], None]:
     return remove
 
 
+def ask_for_model(path: str) -> Callable[[], dict[str, str]]:
+    """Return a function that returns a node's files of a model, with a mark of their content.
+
+    The mark is the size, and for JSON files a digest. Weights are too large to be read here.
+    """
+
+    def files() -> dict[str, str]:
+        import hashlib
+        import os
+
+        found = {}
+        for name in sorted(os.listdir(path)) if os.path.isdir(path) else []:
+            file = os.path.join(path, name)
+            if name.endswith((".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")):
+                found[name] = str(os.path.getsize(file))
+                if name.endswith(".json"):
+                    with open(file, "rb") as content:
+                        found[name] += " " + hashlib.sha256(content.read()).hexdigest()[:16]
+        return found
+
+    return files
+
+
+def model_faults(path: str, answers: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return one line for each node that lacks a local model, or has another one.
+
+    Args:
+        path: The folder.
+        answers: Title of a node -> its files, as :func:`ask_for_model` returns them.
+    """
+    first = next((title for title, files in answers.items() if files), None)
+    faults = []
+    for title, files in answers.items():
+        if not files:
+            faults.append(
+                f"node {title} has no {path}: put the model on a file system that all nodes share, "
+                "or at the same path everywhere, or name it by its hub id"
+            )
+        elif first is not None and files != answers[first]:
+            names = {n for n in {*files, *answers[first]} if files.get(n) != answers[first].get(n)}
+            faults.append(
+                f"node {title} has another model in {path} than node {first} ({min(names)} "
+                "differs): copy one of them to all nodes"
+            )
+    return faults
+
+
+def ask_the_time() -> Callable[[], float]:
+    """Return a function that returns a node's clock, in seconds since the epoch."""
+
+    def now() -> float:
+        import time
+
+        return time.time()
+
+    return now
+
+
+CLOCKS_APART_S = 1.0
+"""Largest difference of clocks; tokens of Ray and times in the journal depend on them."""
+
+
+def clock_faults(before_s: float, answers: Mapping[str, float], after_s: float) -> list[str]:
+    """Return one line for each node whose clock surely differs from that of this process.
+
+    Args:
+        before_s: The time here before the question.
+        answers: Title of a node -> its time.
+        after_s: The time here after all answers.
+    """
+    faults = []
+    for title, theirs_s in answers.items():
+        apart_s = max(before_s - theirs_s, theirs_s - after_s)
+        if apart_s > CLOCKS_APART_S:
+            faults.append(
+                f"the clock of node {title} differs by at least {apart_s:.1f} s from this "
+                "machine's: synchronize all nodes, for example with chrony"
+            )
+    return faults
+
+
+def ask_for_free_bytes(path: str) -> Callable[[], int]:
+    """Return a function that returns the free bytes of a node's file system at ``path``."""
+
+    def free() -> int:
+        import os
+        import shutil
+
+        folder = path
+        while not os.path.exists(folder):
+            folder = os.path.dirname(folder)
+        return shutil.disk_usage(folder).free
+
+    return free
+
+
 def ask_for_a_port(host: str) -> Callable[[], int]:
     """Return a function that finds a free port of a node."""
 
@@ -143,7 +230,7 @@ def ask_for_a_port(host: str) -> Callable[[], int]:
 
 
 def check_what_is_missing(
-    kind: str, plugin_id: str, options: Mapping[str, Any]
+    kind: str, plugin_id: str, options: Mapping[str, Any], passed: Sequence[str]
 ) -> Callable[[], list[str]]:
     """Return a function that returns what a plugin's options name but a node lacks.
 
@@ -151,13 +238,16 @@ def check_what_is_missing(
         kind: The kind of the plugin, such as ``inference_engines``.
         plugin_id: Its id.
         options: Its validated options.
+        passed: Names of environment variables that its worker receives.
     """
-    given = dict(options)
+    given, known = dict(options), dict.fromkeys(passed, "passed by the run")
 
     def problems() -> list[str]:
         from rollart_core.config.resolve_plugin import missing
+        from rollart_ray.local import variables
 
-        return [problem.within() for problem in missing(kind, plugin_id, given)]
+        with variables(known):
+            return [problem.within() for problem in missing(kind, plugin_id, given)]
 
     return problems
 
@@ -210,6 +300,7 @@ class NodeChecks:
         self._run = run
         self._run_dir = run_dir
         self._cluster = cluster
+        self._passed: tuple[str, ...] = getattr(run.config.runtime, "env_vars", ())
 
     async def versions(self, nodes: Sequence[Node]) -> list[str]:
         """Every node has this process's Python, Ray, RollArt and plugins."""
@@ -229,6 +320,7 @@ class NodeChecks:
             shared: The folder that trainer and engines share.
         """
         return [
+            *await self.clocks(nodes),
             *await self.files(nodes),
             *await self.weights(nodes, shared),
             *await self.engines(classes, nodes["engine"]),
@@ -243,13 +335,8 @@ class NodeChecks:
         if not isinstance(model, ModelPath):
             computing.append(nodes["env"][0])  # creates it
         elif Path(model.path).is_dir():
-            there = await self._cluster.ask(ask_whether_there(model.path), computing)
-            faults = [
-                f"node {node.title} has no {model.path}: put the model on a file system that all "
-                "nodes share, or at the same path everywhere, or name it by its hub id"
-                for node, found in there.items()
-                if not found
-            ]
+            answers = await self._cluster.ask(ask_for_model(model.path), computing)
+            faults = model_faults(model.path, {n.title: files for n, files in answers.items()})
         probe, text = self._run_dir / ".seen", secrets.token_hex(8)
         probe.write_text(text, encoding="utf-8")
         try:
@@ -263,6 +350,14 @@ class NodeChecks:
             if not found
         ]
 
+    async def clocks(self, nodes: Nodes) -> list[str]:
+        """The clocks of all nodes agree with this machine's."""
+        everywhere = [node for role in nodes.values() for node in role]
+        before_s = time.time()
+        answers = await self._cluster.ask(ask_the_time(), everywhere)
+        after_s = time.time()
+        return clock_faults(before_s, {n.title: t for n, t in answers.items()}, after_s)
+
     async def weights(self, nodes: Nodes, shared: Path) -> list[str]:
         """The engines see the trainer's files, if the channel needs that."""
         if self._run.weights.spec.reach != "machine":
@@ -274,6 +369,9 @@ class NodeChecks:
         await self._cluster.ask(ask_to_remove(probe), [trainer])
         if wrong:
             return [f"node {trainer.title} cannot write to {shared}: {wrong}"]
+        free = (await self._cluster.ask(ask_for_free_bytes(str(shared)), [trainer]))[trainer]
+        if fault := shm_fault(self._run, str(shared.parent), free):
+            return [f"node {trainer.title}: {fault}"]
         return [
             f"node {node.title} does not share its memory with {trainer.title}, where the trainer "
             f"is: weights: {self._run.config.weights.id} works on one machine; use weights: "
@@ -288,7 +386,8 @@ class NodeChecks:
         for pool in dict.fromkeys(classes):
             engine = self._run.engine_on(pool)
             here = [node for name, node in zip(classes, nodes, strict=True) if name == pool]
-            question = check_what_is_missing("inference_engines", engine.spec.id, engine.options)
+            spec_id, options = engine.spec.id, engine.options
+            question = check_what_is_missing("inference_engines", spec_id, options, self._passed)
             for node, lines in (await self._cluster.ask(question, here)).items():
                 faults += [f"node {node.title}: engine {engine.spec.id}: {line}" for line in lines]
         return faults
@@ -304,7 +403,7 @@ class NodeChecks:
             if registry.ISOLATION in options:
                 continue
             options.pop("sandbox", None)
-            question = check_what_is_missing("environments", name, options)
+            question = check_what_is_missing("environments", name, options, self._passed)
             for node, lines in (await self._cluster.ask(question, nodes)).items():
                 faults += [f"node {node.title}: {name}: {line}" for line in lines]
         return faults

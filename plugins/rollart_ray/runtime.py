@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from rollart_core.config.resolve import Resolution, ResolvedRun
@@ -29,6 +30,7 @@ from rollart_core.contracts.sandbox import RUN_VARIABLE
 from rollart_core.errors import ClusterLost, ConfigError, UserError
 from rollart_core.runtime.inline import shared_folder
 from rollart_core.runtime.placement import demand_of, place
+from rollart_core.runtime.prepare import unset_variables
 from rollart_core.runtime.records import StoredRecords, StoreRecords, pack
 from rollart_core.runtime.worker import Worker
 from rollart_core.runtime.workers import WorkersRuntime
@@ -39,6 +41,7 @@ from rollart_ray.nodes import NodeChecks, refuse
 from rollart_ray.pools import Node, ResourceSlot
 from rollart_ray.worker import ActorSettings, RayWorker, RecordObject, Reservation
 
+T = TypeVar("T")
 LOOK_S = 1.0
 """Interval of checks of the cluster's head."""
 NODE_LOST_S = 3.0
@@ -93,9 +96,10 @@ class RayRuntime(WorkersRuntime):
         """Start or join the cluster, check its nodes, and return its pools.
 
         Raises:
-            ConfigError: If there is no such cluster, a pool is missing, or a node has other
-                versions than this process.
+            ConfigError: If a variable is not set, there is no such cluster, a pool is missing, or
+                a node has other versions than this process.
         """
+        refuse(problem.within() for problem in unset_variables(self._ray))
         self._cluster.open()
         nodes = self._cluster.nodes()
         self._watching = asyncio.create_task(self._watch_over(nodes), name="watch the cluster")
@@ -141,6 +145,16 @@ class RayRuntime(WorkersRuntime):
         if reach == "network" and self._may_be_elsewhere(trainer, nodes["engine"]):
             self._location = await self._address_of_weights(trainer)
 
+    async def ask(self, question: Callable[[], T]) -> dict[str, T]:
+        """Run a function on each node of the placed workers."""
+        found = {
+            node
+            for reserved in self._reserved.values()
+            if (node := self._cluster.nodes_of(reserved.group)[reserved.index]) is not None
+        }
+        answers = await self._cluster.ask(question, sorted(found, key=lambda node: node.title))
+        return {node.title: answer for node, answer in answers.items()}
+
     def weights_location(self) -> str:
         """Return the location at which trainer and engines open the weight channel."""
         return self._location or super().weights_location()
@@ -175,7 +189,13 @@ class RayRuntime(WorkersRuntime):
             log_path=str(self.run_dir / "logs" / f"{name}.log"),
             sys_path=[p for p in sys.path if p],
         )
-        worker = RayWorker(name, self._cluster, lambda: self._reservation(role, index), settings)
+        worker = RayWorker(
+            name,
+            self._cluster,
+            lambda: self._reservation(role, index),
+            settings,
+            variables={name: os.environ[name] for name in self._ray.env_vars},
+        )
         self._workers.add(worker)
         return worker
 

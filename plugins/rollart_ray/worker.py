@@ -61,6 +61,7 @@ class RayWorker:
         cluster: The cluster.
         find_reservation: Returns its slot.
         settings: Settings of its process.
+        variables: Environment variables of its process that may be secret.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class RayWorker:
         cluster: RayCluster,
         find_reservation: Callable[[], Awaitable[Reservation]],
         settings: ActorSettings,
+        *,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.on_death: Callable[[RayWorker], None] | None = None
@@ -77,6 +80,7 @@ class RayWorker:
         self._cluster = cluster
         self._find_reservation = find_reservation
         self._settings = settings
+        self._variables = dict(variables or {})
         self._actor: Any = None
         self._watching: asyncio.Task[None] | None = None
         self._gone: str | None = None
@@ -113,7 +117,7 @@ class RayWorker:
         self._watching = asyncio.create_task(self._watch(), name=f"watch {self.name}")
         try:
             async with asyncio.timeout(self._cluster.patience_s):
-                self.pid = await self._ask(self._actor.hello)
+                self.pid = await self._ask(self._actor.hello, self._variables)
         except TimeoutError:
             self.lose(f"no process within {self._cluster.patience_s:g} s: its node may be gone")
             raise WorkerDied(self._exit_reason()) from None
@@ -301,8 +305,12 @@ class WorkerActor:
         self._answers: list[tuple[int, bytes]] = []
         self._answered = asyncio.Event()
 
-    async def hello(self) -> int:
-        """Return this process's id."""
+    async def hello(self, variables: Mapping[str, str]) -> int:
+        """Set environment variables and return this process's id.
+
+        The arguments of a call, unlike those of the constructor, are not stored by the cluster.
+        """
+        os.environ.update(variables)
         return os.getpid()
 
     async def take(self, frames: Frames, *stored: Any) -> None:

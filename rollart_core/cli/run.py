@@ -26,8 +26,8 @@ from rollart_core.suggestions import no_run
 if TYPE_CHECKING:
     from rollart_core.runtime.prepare import TaskPreview
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in shells."""
+AUTO = Path("auto")
+"""Value of ``--resume`` that selects the run by its name."""
 _MAX_SHOWN = 1000
 """Number of characters of a task that the dry run prints."""
 
@@ -44,18 +44,27 @@ def run(
         bool, typer.Option("--dry-run", help="Check the config without starting the run.")
     ] = False,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Continue the run in this directory.")
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Continue the run in this directory. `auto` with a config file: the newest run "
+            "of its name in its runs_dir, or a new run if there is none.",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object. Progress goes to stderr.")
     ] = False,
 ) -> None:
     """Train a policy as a config file describes."""
+    console = Console(stderr=True) if as_json else stdout_console()
+    if resume == AUTO and config is not None:
+        resume = _newest(config, overrides or [])
+        config = None if resume else config
+        console.print(f"Continues {resume}" if resume else "Starts a new run")
     path, settings = _arguments(config, overrides or [], resume)
     from rollart_core.runtime.prepare import prepare
 
     resolved = prepare(path, settings, import_classes=dry_run, makes_folder=resume is None)
-    console = Console(stderr=True) if as_json else stdout_console()
     if resume:
         from rollart_core.store.resume import check_resume
 
@@ -67,6 +76,7 @@ def run(
         _show(path, resolved, as_json)
         return
 
+    from rollart_core.runtime.interrupts import EXIT_CODES
     from rollart_core.runtime.launch import launch
 
     with display(console) as observer:
@@ -77,7 +87,7 @@ def run(
         console.print(report_table(report.as_dict()))
     if not report.ok:
         typer.echo(f"Error: the run stopped: {report.stop_reason}", err=True)
-        raise typer.Exit(INTERRUPTED if report.stop_reason == "interrupted" else 1)
+        raise typer.Exit(EXIT_CODES.get(report.stop_reason, 1))
 
 
 def _arguments(
@@ -100,6 +110,15 @@ def _arguments(
     from rollart_core.store.resume import settings_before
 
     return path, [*settings_before(read_yaml(path)), *given]
+
+
+def _newest(config: str, overrides: list[str]) -> Path | None:
+    """Return the directory of the run that ``--resume auto`` continues."""
+    from rollart_core.config.load import load_config
+    from rollart_core.store.run_dir import newest_run
+
+    given = load_config(config, overrides)
+    return newest_run(given.runs_dir, given.name)
 
 
 def _show_changes(console: Console, path: Path, resolved: ResolvedRun) -> None:

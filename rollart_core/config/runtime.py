@@ -6,6 +6,7 @@ queries the resources of a machine or a cluster.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -98,10 +99,21 @@ class RayRuntime(Section):
     head_lost_s: Annotated[float, Field(gt=0, le=50)] = 15.0
     """Seconds that the cluster's head may be unreachable. After that the run stops and keeps its
     results."""
+    env_vars: tuple[str, ...] = ()
+    """Names of environment variables that the run passes to all its workers, such as
+    ``[HF_TOKEN]``. Their values are those of the process that starts the run. They are written to
+    no file."""
     health_check_s: Seconds | None = None
     """Seconds between Ray's health checks of a node, in a cluster that this run starts. A node that
     misses three checks is dead. If not set, Ray's own settings apply (about 16 s until a node is
     dead)."""
+
+    @field_validator("env_vars")
+    @classmethod
+    def _are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in value):
+            raise ValueError("list the names of variables only, such as [HF_TOKEN], without values")
+        return value
 
     @field_validator("address")
     @classmethod

@@ -49,6 +49,9 @@ class InferenceEngineSpec(PluginSpec):
     """The option with the index of the first engine's first accelerator on the machine. It has no
     effect if the cluster assigns accelerators to each engine. An engine with this option is built
     with ``has_own_devices``: whether it sees only its own accelerators."""
+    start_option: str | None = None
+    """The option with the maximum seconds until an engine has started. A restart may take as long.
+    None means that an engine starts within a few minutes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,24 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def leave_signals_to_parent() -> None:
+    """Ignore the signals that the run's main process handles; a cluster may send them to all.
+
+    The handler is not inherited by programs that this process starts, unlike SIG_IGN, and processes
+    that it forks end as usual.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    own_pid = os.getpid()
+
+    def ignore(number: int, frame: object) -> None:
+        if os.getpid() != own_pid:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, ignore)
+
+
 def leave() -> None:
     """Run the exit functions and flush the output, before the process ends without atexit."""
     run_exit_functions()
@@ -153,7 +171,7 @@ def main(fd: int, parent_pid: int) -> NoReturn:
         fd: The number of the inherited socket.
         parent_pid: The id of the parent; this process ends with it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's main process handles Ctrl-C
+    leave_signals_to_parent()
     die_with_parent(parent_pid)
     os.set_inheritable(fd, False)  # descendants must not keep the stream open
     asyncio.run(_answer_calls(fd))

@@ -7,25 +7,30 @@ process or a shared memory file behind.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from rollart_core.config.resolve import Resolution, ResolvedRun
 from rollart_core.config.runtime import InlineRuntime as InlineConfig
 from rollart_core.config.validation.consistency import INLINE_POOLS
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.contracts.sandbox import RUN_VARIABLE
+from rollart_core.errors import ConfigError
 from rollart_core.rollout.env_pool import EnvWorkerHandle, LocalWorker
 from rollart_core.rollout.env_worker import EnvWorker
+from rollart_core.runtime.placement import shm_fault
 from rollart_core.runtime.process import WorkerProcess
 from rollart_core.runtime.worker import Worker
 from rollart_core.runtime.workers import WorkersRuntime
 
+T = TypeVar("T")
 LOCAL, BASE = INLINE_POOLS
 """The pool name of this machine, and the pool name of ``engine`` if there are other engines."""
 
@@ -65,7 +70,18 @@ class InlineRuntime(WorkersRuntime):
         return [rest, *(Pool(name, "cpu", count, roles=("engines",)) for name, count in classes)]
 
     async def place(self, placement: Placement) -> None:
-        """Do nothing: everything runs on this machine."""
+        """Check that the shared memory has room; everything runs on this machine.
+
+        Raises:
+            ConfigError: If it has not.
+        """
+        root = shared_root()
+        if fault := shm_fault(self.run, str(root), shutil.disk_usage(root).free):
+            raise ConfigError(fault)
+
+    async def ask(self, question: Callable[[], T]) -> dict[str, T]:
+        """Run a function on this machine."""
+        return {LOCAL: await asyncio.to_thread(question)}
 
     def pool_of(self, role: str, index: int) -> str:
         """Return the pool of this machine, or for an engine the pool of its class."""

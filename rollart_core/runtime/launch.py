@@ -31,7 +31,7 @@ from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.elastic import Elastic
 from rollart_core.runtime.garbage_collection import short_gc_pauses
 from rollart_core.runtime.inline import InlineRuntime
-from rollart_core.runtime.interrupts import interrupts
+from rollart_core.runtime.interrupts import PREEMPTED, STOP_HINTS, interrupts
 from rollart_core.runtime.placement import RunPlan
 from rollart_core.runtime.report import Routed, RunReport, env_reports, score_gain, whereabouts
 from rollart_core.runtime.run_envs import RunEnvs
@@ -74,6 +74,7 @@ def launch(
     Raises:
         UserError: If the run cannot start.
         KeyboardInterrupt: If it is interrupted before there is anything to report.
+        SystemExit: If it is preempted before or after training.
         RollartError: If a worker is lost for good. All workers are stopped; the files are kept.
     """
     return asyncio.run(_Launch(run, resume, observer or NobodyWatches()).execute())
@@ -90,7 +91,7 @@ class _Launch:
         self._began = time.perf_counter()
         self._phases: dict[str, float] = {}
         self._training: TrainPhase | None = None
-        self._interrupted = False
+        self._interrupted = ""
         self._warm: WarmStartResult | None = None
         self._envs = RunEnvs(run)
         self._first_attempts = Attempts(run.config.failures.window)
@@ -181,12 +182,13 @@ class _Launch:
         engine = combined(await router.stats())
         parts = ModelDependencies(recorder, trainer, router, self._observer.message)
         model = TrainedModel(self._config, parts)
-        await model.settle()
         after: Evaluations = (None, None)
-        if not self._interrupted and stop.kind != "failures":
-            after = await self._evaluate("after")
-        async with self._phase("save"):
-            await model.export(model_path)
+        if stop.kind != "preempted":  # then the checkpoint is all that there is time for
+            await model.settle()
+            if not self._interrupted and stop.kind != "failures":
+                after = await self._evaluate("after")
+            async with self._phase("save"):
+                await model.export(model_path)
         report = self._report(recorder, run_dir, stop, (before, after), asdict(engine))
         report = replace(report, **model.facts())
         write_json(run_dir / "report.json", report.as_dict())
@@ -428,14 +430,21 @@ class _Launch:
             took = time.perf_counter() - began
             self._phases[name] = self._phases.get(name, 0.0) + took
 
-    def _ends_in_order(self) -> bool:
-        """Request an orderly stop at the first Ctrl-C during training; False otherwise."""
+    def _ends_in_order(self, reason: str) -> bool:
+        """Request an orderly stop at the first signal during training; False otherwise.
+
+        A cluster may repeat the signal of a preemption while the checkpoint is written.
+        """
+        if reason == self._interrupted == PREEMPTED:
+            return True
         training = self._training
         if training is None or not training.running or self._interrupted:
+            if reason == PREEMPTED:
+                self._observer.message("The run is preempted outside of training: it stops now.")
             return False
-        self._interrupted = True
-        self._observer.message("Stopping after the current batch. Press Ctrl-C again to stop now.")
-        training.request_stop("interrupted")
+        self._interrupted = reason
+        self._observer.message(f"Stopping after the current batch. {STOP_HINTS[reason]}")
+        training.request_stop(reason, "preempted" if reason == PREEMPTED else "requested")
         return True
 
 

@@ -91,6 +91,24 @@ def _longest(run: ResolvedRun | Resolution, env: ResolvedEnv, load: Workload) ->
     return max(1.0, min(rollout.max_new_tokens, capacity) / max(1.0, load.decode_tokens))
 
 
+def shm_fault(run: ResolvedRun, folder: str, free_bytes: float) -> str | None:
+    """Return why weights do not fit in the memory that trainer and engines share; None if they do.
+
+    Args:
+        run: The run.
+        folder: The file system in memory, such as ``/dev/shm``.
+        free_bytes: Its free space.
+    """
+    copies, model = _shm_copies(run), shape_of(run.config.model)
+    if model is None or copies * model.weight_bytes <= free_bytes:
+        return None
+    return (
+        f"{folder} has {free_bytes / 1e9:.3g} GB free, but {copies} versions of the weights need "
+        f"{copies * model.weight_bytes / 1e9:.3g} GB: enlarge it (in Docker: --shm-size), or use "
+        "weights: collective or disk"
+    )
+
+
 def _shm_copies(run: ResolvedRun | Resolution) -> int:
     """Return the versions of the weights that a machine keeps in ``/dev/shm``."""
     found = run if isinstance(run, ResolvedRun) else run.run

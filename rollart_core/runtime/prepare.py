@@ -11,6 +11,7 @@ nodes of a cluster are checked later, before workers start there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,8 @@ def prepare_mapping(
         problems.append(Problem(("runs_dir",), fault))
     if trains and isinstance(runtime, InlineRuntime):
         problems += no_device(config.model)
+    if isinstance(runtime, RayRuntime):
+        problems += unset_variables(runtime)
     if found.run is None or problems:
         raise as_error(problems, source, overridden)
     return found.run
@@ -198,6 +201,18 @@ def no_device(model: object) -> list[Problem]:
         return []
     message = "cuda: torch sees no CUDA device here; use auto or cpu, or install torch with CUDA"
     return [Problem(("model", "device"), message)]
+
+
+def unset_variables(runtime: RayRuntime) -> list[Problem]:
+    """Return which of the variables for the workers this process does not have."""
+    return [
+        Problem(
+            ("runtime", "env_vars"),
+            f"the environment variable {name} is not set here: export it, or remove its name",
+        )
+        for name in runtime.env_vars
+        if not os.environ.get(name)
+    ]
 
 
 def _strange_classes(config: RunConfig) -> bool:

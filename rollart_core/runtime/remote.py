@@ -80,7 +80,7 @@ RESTART_WINDOW_S = 600.0
 SHUTDOWN_GRACE_S = 10.0
 ABORT_GRACE_S = 5.0
 START_LIMIT_S = 600.0
-"""A restart that takes longer counts as a death."""
+"""A restart that takes longer counts as a death; the limits of the engine are added."""
 
 
 def _default_restarts() -> Restarts:
@@ -94,6 +94,8 @@ class RestartPolicy:
     heartbeat: Heartbeat | None = None
     restarts: Restarts = field(default_factory=_default_restarts)
     notify: Notify = nobody_listens
+    start_limit_s: float = START_LIMIT_S
+    """Maximum seconds of a restart."""
 
 
 class RemoteEngine(InferenceEngine):
@@ -121,6 +123,7 @@ class RemoteEngine(InferenceEngine):
         self._version: int | None = None
         self._restarting: asyncio.Task[None] | None = None
         self._why: str | None = None
+        self._restarted_s = 0.0  # spent on restarts
         self._closed = False
         self.pool = pool
         self.health = "down"
@@ -282,7 +285,8 @@ class RemoteEngine(InferenceEngine):
         why = await exit_reason(dead)
         why, self._why = f"{self._why}; {why}" if self._why else why, None
         while not self._closed:
-            delay_s = self._care.restarts.died(loop.time())
+            # Restarts may take longer than the window, and do not count towards it.
+            delay_s = self._care.restarts.died(loop.time() - self._restarted_s)
             self._notify("part_died", why=why, restart_in_s=delay_s)
             await dead.close()
             if delay_s is None:
@@ -294,12 +298,16 @@ class RemoteEngine(InferenceEngine):
             await asyncio.sleep(delay_s)
             dead = self._worker = self._new_process()
             self.num_restarts += 1
+            began_s, limit_s = loop.time(), self._care.start_limit_s
             try:
-                async with asyncio.timeout(START_LIMIT_S):  # loading blocks, so a ping is no test
+                async with asyncio.timeout(limit_s):  # loading blocks, so a ping is no test
                     await self._bring_up(dead)
             except Exception as e:
-                why = f"its start failed: {first_line(str(e)) or type(e).__name__}"
+                late = f"not up after {limit_s:g} s" if isinstance(e, TimeoutError) else ""
+                why = f"its start failed: {first_line(str(e)) or late or type(e).__name__}"
                 continue
+            finally:
+                self._restarted_s += loop.time() - began_s
             self._notify("part_back", policy_version=self._version, down_s=loop.time() - died_s)
             return
 

@@ -281,13 +281,13 @@ class TrainPhase:
         left_s = self._ends_at_s - time.monotonic()
         return None if math.isinf(left_s) else max(0.0, left_s)
 
-    def request_stop(self, reason: str) -> None:
+    def request_stop(self, reason: str, kind: StopKind) -> None:
         """Request the end of training; the current batch is finished first."""
-        self._stop_reason = reason
+        self._stop_reason, self._stop_kind = reason, kind
         if self._deps.validator is not None:
             self._deps.validator.cancel()
         if self._controller is not None:
-            self._controller.request_stop(reason)
+            self._controller.request_stop(reason, kind)
 
     def fail(self, error: BaseException) -> None:
         """End training with the error of a worker that it requires."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rollart_core.config.base import PluginRef
 from rollart_core.config.model import NewModel, RemoteModel
@@ -39,6 +39,7 @@ from rollart_core.runtime.factories import ChannelArgs, EnvTasks, ModelArgs
 from rollart_core.runtime.heartbeat import Heartbeat, Notify, nobody_listens
 from rollart_core.runtime.records import StoreRecords, file_store
 from rollart_core.runtime.remote import (
+    START_LIMIT_S,
     RemoteEngine,
     RemoteWorker,
     RestartPolicy,
@@ -49,6 +50,8 @@ from rollart_core.runtime.run_envs import by_env, env_ref
 from rollart_core.runtime.scaling import ClusterLoad
 from rollart_core.runtime.worker import Worker
 from rollart_core.types import Sample, Task
+
+T = TypeVar("T")
 
 
 class Reservations(Protocol):
@@ -259,6 +262,17 @@ class WorkersRuntime(ABC):
         """Reserve the slots of the workers, and check the nodes that they are on."""
 
     @abstractmethod
+    async def ask(self, question: Callable[[], T]) -> dict[str, T]:
+        """Run a function on each machine of the placed workers.
+
+        Args:
+            question: A function that imports what it needs, because it is sent without its module.
+
+        Returns:
+            Name of the machine -> its answer.
+        """
+
+    @abstractmethod
     def pool_of(self, role: str, index: int) -> str:
         """Return the name of the pool of a worker."""
 
@@ -347,10 +361,8 @@ class WorkersRuntime(ABC):
             },
         }
         for index in range(config.teacher.num_engines):
-            care = RestartPolicy(
-                self.heartbeat, self.new_restarts(), lambda *event: self.notify(*event)
-            )
             new_worker = partial(self.new_worker, "teacher", index)
+            care = self._care_of(self.run.teacher)
             self._teachers.append(RemoteEngine(new_worker, arguments, care=care))
         await asyncio.gather(*(engine.start() for engine in self._teachers))
         return TeacherEngines(
@@ -551,19 +563,22 @@ class WorkersRuntime(ABC):
             "settings": settings,
             "in_flight": config.rollout.in_flight,
         }
-        care = RestartPolicy(
-            self.heartbeat, self.new_restarts(), lambda *event: self.notify(*event)
-        )
         new_worker = partial(self.new_worker, "engine", index)
-        return RemoteEngine(new_worker, arguments, pool=pool, care=care)
+        return RemoteEngine(new_worker, arguments, pool=pool, care=self._care_of(plugin))
+
+    def _care_of(self, plugin: ResolvedPlugin[InferenceEngineSpec]) -> RestartPolicy:
+        """Return how an engine is restarted: it has time to start and to load the weights."""
+        failures, option = self.config.failures, plugin.spec.start_option
+        own_s = float(plugin.options[option]) if option else 0.0
+        return RestartPolicy(
+            self.heartbeat,
+            Restarts(failures.max_restarts, failures.restart_window_s),
+            lambda *event: self.notify(*event),
+            START_LIMIT_S + failures.load_weights_s + own_s,
+        )
 
     def _number(self, index: int, plugin: ResolvedPlugin[InferenceEngineSpec]) -> int:
         """Return the number of an engine within its class: the smallest that is free."""
         mine = self._of_class.setdefault(id(plugin), {})
         taken = set(mine.values())
         return mine.setdefault(index, next(n for n in itertools.count() if n not in taken))
-
-    def new_restarts(self) -> Restarts:
-        """Return a new count of the restarts that one engine may have."""
-        failures = self.config.failures
-        return Restarts(failures.max_restarts, failures.restart_window_s)

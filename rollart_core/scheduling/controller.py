@@ -199,6 +199,8 @@ class Controller:
     async def run(self, started: RunStarted) -> StopRun:
         """Run until the scheduler returns ``StopRun`` and the engines hold the newest version.
 
+        A preempted run does not wait for its engines, which may have ended.
+
         Raises:
             Exception: If a component other than an environment failed permanently. All tasks of the
                 run have ended before.
@@ -215,7 +217,8 @@ class Controller:
                     raise event
                 self._handle(event)
             await self._end_episodes()
-            await self._finish_loading()
+            if self._stopped.kind != "preempted":
+                await self._finish_loading()
             return self._stopped
         finally:
             if timer is not None:

@@ -16,7 +16,7 @@ DropReason = Literal["too_small", "filtered", "equal", "too_stale", "stopped"]
 """Why a whole group is not trained. ``equal``: all its rewards are equal. ``stopped``: the run
 ended first."""
 
-StopKind = Literal["done", "requested", "failures", "guard"]
+StopKind = Literal["done", "requested", "preempted", "failures", "guard"]
 """``failures``: too many episodes failed. ``guard``: the guard tripped too often."""
 
 REDUNDANT = "redundant"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,18 @@ def new_run_dir(runs_dir: str, name: str) -> Path:
             raise ConfigError(f"runs_dir: cannot create {path}: {e.strerror}") from e
         return path.resolve()
     raise ConfigError(f"runs_dir: too many runs named {name}-{stamp} in {runs_dir}")
+
+
+def newest_run(runs_dir: str, name: str) -> Path | None:
+    """Return the newest run directory of this name that has a checkpoint; None if there is none."""
+    of_name = re.compile(rf"{re.escape(name)}-(\d{{8}}-\d{{6}})(?:-(\d+))?")
+    found = [
+        (match[1], int(match[2] or 1), path)
+        for path in Path(runs_dir).glob(f"{name}-*")
+        if (match := of_name.fullmatch(path.name))
+        and any(path.glob(f"checkpoints/v*/{STATE_FILE}"))
+    ]
+    return max(found)[2] if found else None
 
 
 def runs_dir_fault(runs_dir: str) -> str | None:

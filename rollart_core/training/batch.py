@@ -13,14 +13,17 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from rollart_core.config.training import Overlong, Shaping
 from rollart_core.contracts.algorithm import ZeroAdvantage
 from rollart_core.errors import BatchRefused
 from rollart_core.types import FloatArray, Group, IntArray, Sample, Trajectory
+
+if TYPE_CHECKING:  # the tests on GPUs run without pydantic
+    from rollart_core.config.training import Overlong, Shaping
 
 Statistics = npt.NDArray[np.float64]
 """``[E, 3]``: count, mean and sum of squared deviations of each environment's rewards."""

@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from rollart_core.plugins import registry
 from rollart_core.training.batch import balance, level, model_input, pack
 from rollart_core.training.head import Head, Scoring, Targets, score
 from rollart_core.types import IntArray, Sample
@@ -345,6 +344,8 @@ def new_policy(model: nn.Module, settings: ForwardSettings) -> Policy:
     Raises:
         PluginError: If the class of a registered forward pass cannot be imported.
     """
+    from rollart_core.plugins import registry  # the tests on GPUs run without pydantic
+
     found = registry.others_first("forward_passes")
     classes: list[type[Policy]] = [registry.resolve("forward_passes", r.key) for r in found]
     classes.append(PackedPolicy)

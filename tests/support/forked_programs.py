@@ -23,7 +23,7 @@ class Part:
         """Return all that a new process has, whatever it was started by."""
         import torch
 
-        handlers = {int(n): str(signal.getsignal(n)) for n in signal.valid_signals()}
+        handlers = {int(n): _name(signal.getsignal(n)) for n in signal.valid_signals()}
         return {
             "environment": dict(os.environ),
             "cwd": os.getcwd(),
@@ -104,3 +104,8 @@ def serves_with_threads() -> None:
     fork_server.PRELOADED = ()
     sys.path.insert(0, "")
     fork_server._main(int(sys.argv[1]))
+
+
+def _name(handler: object) -> str:
+    """Return a signal handler as text, without the address of a function."""
+    return getattr(handler, "__qualname__", str(handler))

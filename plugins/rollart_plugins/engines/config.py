@@ -177,9 +177,11 @@ class EngineServerConfig(BaseModel):
         return self
 
     def missing(self) -> dict[str, str]:
-        """Return what is missing on this machine to launch a server, by option."""
+        """Return what is missing on this machine to launch or query a server, by option."""
         if self.url:
-            return {}
+            key = self.api_key_variable
+            unset = f"the environment variable {key} is not set"
+            return {} if key is None or os.environ.get(key) else {"api_key_variable": unset}
         package = self.package
         if not self.command:
             if find_spec(package) is not None:

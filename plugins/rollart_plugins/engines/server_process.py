@@ -23,6 +23,8 @@ from typing import Any
 from rollart_core.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1
+_OWN_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Set for the engine's process (``engine_threads``); a server has the defaults of the machine."""
 _TERM_GRACE_S = 3.0
 _GONE_S = 20.0
 _LOOK_S = 0.02
@@ -33,7 +35,8 @@ class ServerProcess:
 
     Args:
         argv: Its command line.
-        environment: Environment variables in addition to those of this process.
+        environment: Environment variables in addition to those of this process, except for the
+            number of threads.
     """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -52,11 +55,12 @@ class ServerProcess:
         Raises:
             ConfigError: If the program does not exist.
         """
+        inherited = {k: v for k, v in os.environ.items() if k not in _OWN_THREADS}
         try:
             self._process = subprocess.Popen(
                 self._argv,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **self._environment},
+                env={**inherited, **self._environment},
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )

@@ -32,6 +32,7 @@ from rollart_core.config.resolve_plugin import PluginFinder, ResolvedPlugin
 from rollart_core.config.training import AuxiliaryModels, Trainer
 from rollart_core.contracts.sandbox import RUN_VARIABLE
 from rollart_core.errors import ConfigError, UserError, described, is_from_outside
+from rollart_core.runtime.interrupts import EXIT_CODES, PREEMPTED, STOP_HINTS, interrupts
 from rollart_core.scheduling.tasks import TaskSourceState
 from rollart_core.store.run_dir import (
     TRAINED_MODEL,
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from rollart_core.runtime.remote import TrainerGroup
     from rollart_core.scheduling.observer import RunObserver
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in shells."""
 _CONFIG = "config.yaml"
 _MEASURED_ROWS = 256
 """Rows that are sent to the trainer at a time to measure their loss."""
@@ -152,7 +151,7 @@ def sft(
         _show(report)
     if not report.ok:
         typer.echo(f"Error: the run stopped: {report.stop_reason}", err=True)
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(EXIT_CODES[report.stop_reason])
 
 
 def fine_tune(config: SftConfig, *, observer: RunObserver | None = None) -> SftReport:
@@ -395,13 +394,11 @@ class _Sft:
         self._report = SftReport(rows=_counts(prepared))
         self._began = time.perf_counter()
         self._earlier_s = 0.0
-        self._training = self._interrupted = False
+        self._training, self._interrupted = False, ""
         self._trackers: list[Any] = []
 
     async def execute(self, resume: Path | None) -> SftReport:
         """Train, or continue, and return the report."""
-        from rollart_core.runtime.interrupts import interrupts
-
         config = self._config
         run_dir = resume.resolve() if resume else new_run_dir(config.runs_dir, config.name)
         if resume is None:
@@ -437,9 +434,10 @@ class _Sft:
         try:
             await self._trainer.start()
             await self._train(run_dir, batches, await self._begin(resumes=resumes))
-            await self._choose()
-            self._observer.phase("save")
-            await self._trainer.call("export_hf", str(run_dir / TRAINED_MODEL), model_path)
+            if not self._preempted:  # then the checkpoint is all that there is time for
+                await self._choose()
+                self._observer.phase("save")
+                await self._trainer.call("export_hf", str(run_dir / TRAINED_MODEL), model_path)
         finally:
             await asyncio.shield(asyncio.ensure_future(self._trainer.close()))
         self._report.wall_s = self._wall_s
@@ -478,7 +476,7 @@ class _Sft:
         return state.policy_version
 
     async def _train(self, run_dir: Path, batches: Sequence[Sequence[int]], done: int) -> None:
-        """Train on the batches after the first ``done``, until the last or until Ctrl-C."""
+        """Train on the batches after the first ``done``, until the last or until a signal."""
         config, total = self._config, len(batches)
         every = config.evaluate_every or -(-total // config.epochs)
         self._observer.phase("train", f"{total} batches, {len(self._data.train)} rows")
@@ -486,7 +484,8 @@ class _Sft:
         for number, batch in enumerate(batches[done:], done + 1):
             await self._step([self._data.train[i] for i in batch], number, total)
             ends = self._interrupted or number == total
-            is_best = (number % every == 0 or ends) and await self._measure(number)
+            measures = (number % every == 0 or ends) and not self._preempted
+            is_best = measures and await self._measure(number)
             if ends or is_best or number % config.checkpoint.every_batches == 0:
                 await self._save(run_dir, number)
             if is_best:
@@ -495,8 +494,7 @@ class _Sft:
                 break
         self._training = False
         self._report.ok = not self._interrupted
-        done_all = self._report.batches == total
-        self._report.stop_reason = f"{total} batches" if done_all else "interrupted"
+        self._report.stop_reason = self._interrupted or f"{total} batches"
         self._report.chosen_batch = self._report.batches
 
     async def _step(self, rows: Sequence[Row], number: int, total: int) -> None:
@@ -576,13 +574,19 @@ class _Sft:
             )
             self._trackers.remove(tracker)
 
-    def _ends_in_order(self) -> bool:
-        """Request a stop after the current batch at the first Ctrl-C during training."""
+    def _ends_in_order(self, reason: str) -> bool:
+        """Request a stop after the current batch at the first signal during training."""
+        if reason == self._interrupted == PREEMPTED:
+            return True
         if not self._training or self._interrupted:
             return False
-        self._interrupted = True
-        self._observer.message("Stopping after the current batch. Press Ctrl-C again to stop now.")
+        self._interrupted = reason
+        self._observer.message(f"Stopping after the current batch. {STOP_HINTS[reason]}")
         return True
+
+    @property
+    def _preempted(self) -> bool:
+        return self._interrupted == PREEMPTED
 
     @property
     def _wall_s(self) -> float:

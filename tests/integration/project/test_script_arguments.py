@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,6 +88,43 @@ def test_outside_of_slurm_the_job_says_how_to_submit_it(script: Script) -> None:
         done = script("scripts/slurm.sbatch", *words)
         assert done.returncode == 1
         assert "this is not a Slurm job: submit it with sbatch: KINDS=" in done.stderr
+
+
+SLURM_PROGRAMS = {
+    "scontrol": '#!/bin/sh\n[ "$1" = show ] && echo one || echo "$*" >> scontrol.log\n',
+    "srun": '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n',
+    "rollart": "#!/bin/bash\ntrap 'exit 75' USR1 TERM; echo \"$*\" > asked\n"
+    "while :; do sleep 0.05; done\n",
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_slurm_requeues_a_preempted_job_but_no_cancelled_one(tmp_path: Path, number: int) -> None:
+    """Slurm sends SIGUSR1 as ``--signal`` asks, and SIGTERM to a job that a user cancels."""
+    for name, text in SLURM_PROGRAMS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "token").write_text("secret")
+    job = {
+        **{"PATH": f"{tmp_path}:{os.environ['PATH']}", "KINDS": "train", "PYTHON": "true"},
+        **{"SLURM_JOB_NODELIST": "x", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7"},
+        **{"RAY": "true", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token"), "HEAD_IP": "10.0.0.1"},
+        "SLURM_JOB_NAME": "webshop",
+    }
+    command = ["bash", str(ROOT / "scripts/slurm.sbatch"), "run.yaml", "trainer.lr=1e-6"]
+    with subprocess.Popen(command, env=os.environ | job, cwd=tmp_path) as process:
+        while not (tmp_path / "asked").exists() or not (tmp_path / "asked").read_text():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait() == 75
+    log = tmp_path / "scontrol.log"
+    assert (log.read_text() if log.exists() else "") == (
+        "requeue 7\n" if number == signal.SIGUSR1 else ""
+    )
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked[:5] == ["run", "run.yaml", "--resume", "auto", "name=webshop-7"]
+    assert asked[5:] == ["runtime.address=10.0.0.1:6379", "trainer.lr=1e-6"]
 
 
 @pytest.mark.parametrize(

@@ -384,6 +384,28 @@ def test_resume_takes_the_runs_own_config(
     assert "not a run directory" in err
 
 
+def test_resume_auto_continues_the_newest_run_of_the_name_or_starts_one(
+    rollart: Run, config: Path, launched: list[object]
+) -> None:
+    runs = config.parent / "runs"
+    command = ("run", str(config), "--resume", "auto", "name=job-7", f"runs_dir={runs}")
+    code, out, _ = rollart(*command)
+    assert (code, "Starts a new run" in out) == (0, True)
+    recorded = resolve_run(load_config(config, command[4:]))
+    names = ["20260101-120000", "20260101-120000-2", "20260101-120000-10"]
+    for name in [f"job-7-{n}" for n in names] + ["job-7-b-20270101-120000"]:
+        checkpoint = runs / name / "checkpoints" / "v000004"
+        checkpoint.mkdir(parents=True)
+        (runs / name / "config.yaml").write_text(recorded.to_yaml())
+        Journal(runs / name, recorded.as_dict()).close()
+        RunState(4, 4, TaskSourceState(0), 0, 0, {}, 1.0).write(checkpoint, {})
+    (runs / "job-7-20270101-120000").mkdir()  # it was preempted before its first checkpoint
+    assert rollart(*command)[0] == 0
+    code, _, err = rollart("run", "--resume", "auto")
+    assert (code, "auto" in err) == (1, True)
+    assert [resume for _, resume in launched] == [None, runs / "job-7-20260101-120000-10"]
+
+
 def test_a_run_of_an_earlier_release_goes_on_with_its_seeds(
     rollart: Run, config: Path, launched: list[object]
 ) -> None:

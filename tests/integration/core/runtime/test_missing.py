@@ -307,6 +307,26 @@ def test_nodes_are_asked_for_the_files_of_environments(tmp_path: Path) -> None:
     ]
 
 
+def test_variables_that_workers_receive_are_set_here_and_not_on_their_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    engine = {"id": "sglang", "url": "http://h", "api_key_variable": "NO_SUCH_KEY"}
+    (line,) = refused({"engine": engine})
+    assert line.endswith("engine.api_key_variable: the environment variable NO_SUCH_KEY is not set")
+    runtime = {"kind": "ray", "address": "10.0.0.1:6379", "env_vars": ["NO_SUCH_KEY"]}
+    (line,) = refused({"engine": engine, "runtime": runtime})
+    assert "runtime.env_vars: the environment variable NO_SUCH_KEY is not set here" in line
+    (line,) = refused({"runtime": runtime | {"env_vars": ["KEY=secret"]}})
+    assert "runtime.env_vars: list the names of variables only" in line
+    assert "secret" not in line
+    node = Node("n1", "10.0.0.1", "one", {}, {})
+    for names, problems in ((["NO_SUCH_KEY"], 0), ([], 1)):
+        run = _resolved({"engine": engine, "runtime": runtime | {"env_vars": names}})
+        checks = NodeChecks(run, tmp_path, Answering())  # type: ignore[arg-type]
+        assert len(asyncio.run(checks.engines(["cores"], [node]))) == problems
+
+
 def _resolved(asked: Mapping[str, Any]) -> ResolvedRun:
     from rollart_core.config.load import validate
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from support import fork_server
+from support.run_parts import part_pids
 from support.whole_runs import (
     ENV,
     left_behind,
@@ -24,6 +27,7 @@ from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.errors import ConfigError, TooManyFailures
+from rollart_core.runtime.interrupts import EXIT_CODES, PREEMPTED
 from rollart_core.runtime.launch import launch
 from rollart_core.scheduling.observer import NobodyWatches
 from rollart_core.scheduling.tasks import hold_out
@@ -150,6 +154,52 @@ def test_ctrl_c_ends_in_order_and_keeps_everything(tmp_path):
     # Nothing of it is undone when it goes on: what had been trained is in a checkpoint.
     assert (run_dir / "checkpoints" / f"v{report['batches']:06d}" / "run_state.json").exists()
     assert not list(Path("/dev/shm").glob(f"rollart-run-{process.pid}-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_preempted_run_saves_its_last_version_and_goes_on_from_it(tmp_path, number):
+    """A cluster may signal all processes, more than once; nothing but the checkpoint is written."""
+    changes = {
+        "reward": None,
+        "stop": {"batches": 100_000},
+        "checkpoint": {"every_batches": 100_000},
+        "evaluation": {"every_batches": 100_000, "validation_tasks": 4},
+    }
+    process = start(write(tmp_path, changes))
+    run_dir = wait_for_batches(tmp_path / "runs", 2, process)
+    workers = part_pids(run_dir)
+    assert workers.keys() == {"engine", "env", "trainer"}
+    for pid in (*(pid for pids in workers.values() for pid in pids), process.pid, process.pid):
+        os.kill(pid, number)
+    out, _ = process.communicate()
+    assert process.returncode == EXIT_CODES[PREEMPTED] == 75
+    report = json.loads(out)
+    assert (report["ok"], report["stop_reason"]) == (False, PREEMPTED)
+    last = report["batches"]
+    assert (run_dir / "checkpoints" / f"v{last:06d}" / "run_state.json").exists()
+    assert num_trained(run_dir) == last
+    assert not (run_dir / "model-trained").exists()
+    assert audit(run_dir).ok
+    config = load_config(run_dir / "config.yaml", [f"stop.batches={last + 1}"])
+    resumed = launch(resolve_run(config), resume=run_dir)
+    assert (resumed.ok, resumed.batches) == (True, last + 1)
+    checked = audit(run_dir)
+    assert checked.ok, checked.violations
+    assert checked.batches_rolled_back == 0
+    assert not part_pids(run_dir)
+
+
+def test_a_run_that_is_preempted_during_its_set_up_ends_with_the_same_code(tmp_path):
+    process = start(write(tmp_path, {"reward": None}))
+    while not list((tmp_path / "runs").glob("*/journal.db")):  # signals are handled from then on
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate()
+    assert process.returncode == EXIT_CODES[PREEMPTED]
+    assert "preempted outside of training" in err
 
 
 @pytest.mark.slow

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
 from rollart_core.errors import ConfigError, EngineDied
+from rollart_core.runtime.factories import ModelArgs
+from rollart_core.runtime.inline import InlineRuntime
+from rollart_core.runtime.remote import START_LIMIT_S
 
 SETTINGS = {"device": "cpu", "engine_index": 0, "max_context_tokens": 64}
 
@@ -53,6 +57,44 @@ def test_a_server_that_ends_over_its_start_or_is_not_there_is_said_in_one_line(t
         await start(ConfigError, "NO_SUCH_VARIABLE is not set", **keyed)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("own", "seen"), [({}, "None"), ({"OMP_NUM_THREADS": "4"}, "4")])
+def test_a_server_has_the_threads_of_its_machine_and_not_of_the_engine(
+    tmp_path, monkeypatch, own, seen
+):
+    """The process of an engine has ``engine_threads``, and Ray sets 1 for its actors."""
+    from rollart_core.config.model import NewModel
+    from rollart_core.models.new import new_model
+
+    new_model(str(tmp_path / "model"), NewModel(kind="new", num_layers=1, width=32), ["abc"] * 9, 0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    program = tmp_path / "server.py"
+    program.write_text(
+        f"import os; open({str(tmp_path / 'seen')!r}, 'w').write("
+        "f\"{os.environ.get('OMP_NUM_THREADS')} {os.environ['KEY']}\")"
+    )
+    monkeypatch.setenv("KEY", "inherited")
+    engine = engine_of(tmp_path, {"command": [sys.executable, str(program)], "environment": own})
+
+    async def main() -> None:
+        with pytest.raises(EngineDied):
+            await engine.start()
+        await engine.close()
+
+    asyncio.run(main())
+    assert (tmp_path / "seen").read_text() == f"{seen} inherited"
+
+
+def test_a_restart_may_take_as_long_as_the_engine_says(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "model: {kind: new}\nenv: toy/FrozenLake-v1\nstop: {batches: 1}\n"
+        "engine: {id: sglang, start_s: 5000}\nfailures: {load_weights_s: 900}\n"
+    )
+    run = resolve_run(load_config(path))
+    engine = InlineRuntime(run, tmp_path)._engine(0, ModelArgs(""), None)
+    assert engine._care.start_limit_s == START_LIMIT_S + 5000 + 900
 
 
 def test_where_a_cluster_gives_gpus_a_server_counts_them_from_0(tmp_path):

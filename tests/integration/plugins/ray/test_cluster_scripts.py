@@ -24,8 +24,10 @@ from support.ray_runs import (
     assert_none_left,
     processes_with,
 )
+from support.whole_runs import num_trained, wait_for_batches
 
 from rollart_core.config.runtime import RayRuntime
+from rollart_core.store.audit import audit
 from rollart_core.training.process_group import own_address
 from rollart_ray import local as ray_local
 from rollart_ray.cluster import RayCluster
@@ -176,7 +178,12 @@ async def _seen(address: str) -> list[str]:
         cluster.close()
 
 
-SCONTROL = "#!/bin/sh\necho one; echo two\n"
+SCONTROL = """#!/bin/sh
+case "$1" in
+    show) echo one; echo two ;;
+    *) echo "$*" >> "$SLURM_SUBMIT_DIR/scontrol.log" ;;
+esac
+"""
 SRUN = '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
 """As Slurm's, for two nodes that are one machine."""
 
@@ -191,14 +198,41 @@ def test_a_slurm_job_starts_its_cluster_and_joins_it(
     job = {
         **{"PATH": f"{tmp_path}:{BIN}:{environment['PATH']}", "KINDS": "train gen"},
         **{"SCRIPTS": str(SCRIPTS), "SLURM_JOB_NODELIST": "x", "SLURM_SUBMIT_DIR": str(tmp_path)},
+        **{"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "small"},
     }
     command = ["bash", str(SCRIPTS / "slurm.sbatch"), "run.yaml", f"runs_dir={tmp_path}/runs"]
-    done = ran(command, environment | job, tmp_path)
+    run_dir = _preempted([*command, "stop.batches=100000"], environment | job, tmp_path)
+    assert (tmp_path / "scontrol.log").read_text() == "requeue 7\n"
+    assert run_dir.name.startswith("small-7-")
+    num_batches = num_trained(run_dir) + 1
+    done = ran([*command, f"stop.batches={num_batches}"], environment | job, tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert len(list((tmp_path / "runs").glob("small-*/report.json"))) == 1
+    assert list((tmp_path / "runs").iterdir()) == [run_dir]
+    assert num_trained(run_dir) == num_batches
+    assert audit(run_dir).ok
     short = ran(command, environment | job | {"KINDS": "train"})
     assert short.returncode == 1
     assert "KINDS has 1 words, but the job has 2 nodes" in short.stderr
+
+
+def _preempted(command: list[str], environment: Mapping[str, str], folder: Path) -> Path:
+    """Send SIGUSR1 to a job that trains, as Slurm does, and return the directory of its run."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        run_dir = wait_for_batches(folder / "runs", 1, process)
+    except AssertionError as e:
+        raise (ConnectionError if NOT_UP in str(e) else AssertionError)(str(e)[-3000:]) from None
+    process.send_signal(signal.SIGUSR1)
+    said, _ = process.communicate()
+    assert process.returncode == 75, said[-3000:]
+    return run_dir
 
 
 def test_the_mission_says_what_its_command_says_and_takes_all_of_it_down(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,8 +37,10 @@ from rollart_ray.cluster import RayCluster
 from rollart_ray.local import LocalNodes, local_nodes
 from rollart_ray.pools import ResourceSlot
 from rollart_ray.worker import ActorSettings, RayWorker, RecordObject, Reservation
+from rollart_testing import FakeEnv
 
 TOKEN = "RAY_AUTH_TOKEN_PATH"
+SECRET = "ROLLART_TEST_SECRET"
 KEEPS_ALL = {"id": "grpo", "zero_advantage": "keep"}
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -312,6 +316,50 @@ def test_a_deterministic_run_that_loses_a_node_ends_with_the_same_weights_as_inl
     assert {"engine.log", "engine-1.log", "trainer.log", "env.log"} <= logs
     assert not list(Path("/dev/shm").glob(f"rollart-run-*{Path(over.run_dir).name}"))
     _assert_no_actor_is_left(os.environ[TOKEN])
+
+
+class KeyedEnv(FakeEnv):
+    """Plays only in a process that has the variable ``SECRET``."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__()
+        self._digest = digest
+
+    def reset(self, **given: Any) -> Any:
+        assert hashlib.sha256(os.environ.get(SECRET, "").encode()).hexdigest() == self._digest
+        return super().reset(**given)
+
+
+def test_a_secret_reaches_workers_and_no_file(
+    on_ray: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes run already and do not have it; of Ray's logs and of the run, nothing names it."""
+    on_ray["runtime"]["env_vars"] = [SECRET]
+    value = secrets.token_hex(16)
+    env = {
+        "id": "test_ray_run:KeyedEnv",
+        "digest": hashlib.sha256(value.encode()).hexdigest(),
+    }
+    run = small_run(tmp_path, env=env, warm_start=None, stop={"batches": 1}, **on_ray)
+    with pytest.raises(ConfigError, match=f"runtime.env_vars: .* {SECRET} is not set here"):
+        launch(run)
+    monkeypatch.setenv(SECRET, value)
+    report = launch(run)
+    assert (report.ok, report.failures) == (True, {})
+    folders = [*Path("/tmp").glob(f"rollart-ray-{os.getpid()}-*"), tmp_path]
+    assert len(folders) == 2
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    logs = [path.name for path in files]
+    assert {"journal.db", "config.yaml", "env.log", "gcs_server.out"} <= set(logs)
+    files += Path("/proc").glob("[0-9]*/cmdline")
+    assert not [path for path in files if value.encode() in _content(path)]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # of a process that has ended
+        return b""
 
 
 def test_programs_on_other_nodes_ask_the_gateway(on_ray: dict[str, Any], tmp_path: Path) -> None:

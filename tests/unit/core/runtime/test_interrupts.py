@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, and what is neither."""
+"""Ctrl-C, preemption, and what is neither."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rollart_core.runtime.interrupts import interrupts, sigterm_is_ctrl_c
+from rollart_core.runtime.interrupts import (
+    EXIT_CODES,
+    INTERRUPTED,
+    PREEMPTED,
+    REASONS,
+    interrupts,
+    sigterm_is_ctrl_c,
+)
 
 
 async def waits(**given) -> None:
@@ -22,10 +29,16 @@ async def signalled(number: signal.Signals, **given) -> None:
     await waits(**given)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_task_at_once(number) -> None:
+def test_ctrl_c_ends_the_task_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
+        asyncio.run(signalled(signal.SIGINT))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_preemption_ends_the_task_with_its_exit_code(number) -> None:
+    with pytest.raises(SystemExit) as ended:
         asyncio.run(signalled(number))
+    assert ended.value.code == EXIT_CODES[PREEMPTED] == 75
 
 
 def test_who_cancels_is_not_told_of_a_ctrl_c() -> None:
@@ -40,29 +53,29 @@ def test_who_cancels_is_not_told_of_a_ctrl_c() -> None:
 
 
 def test_the_first_signal_may_be_seen_to_in_order_and_the_second_is_not() -> None:
-    seen: list[bool] = []
+    seen: list[str] = []
 
     async def twice() -> None:
         loop = asyncio.get_running_loop()
 
-        def in_order() -> bool:
-            seen.append(True)
+        def in_order(reason: str) -> bool:
+            seen.append(reason)
             loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
             return len(seen) == 1
 
-        loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
+        loop.call_soon(os.kill, os.getpid(), signal.SIGUSR1)
         await waits(ends_in_order=in_order)
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(twice())
-    assert len(seen) == 2
+    assert seen == [PREEMPTED, INTERRUPTED]
 
 
 def test_signals_are_given_back() -> None:
     async def over() -> None:
         with interrupts():
             pass
-        assert not asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+        assert not any(map(asyncio.get_running_loop().remove_signal_handler, REASONS))
 
     asyncio.run(over())
 

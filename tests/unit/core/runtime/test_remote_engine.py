@@ -11,7 +11,12 @@ from support.pace import until
 
 from rollart_core.contracts.inference import GenerateRequest, WeightSwap
 from rollart_core.errors import EngineDied, WorkerDied
-from rollart_core.runtime.remote import RemoteEngine, RestartPolicy, Restarts
+from rollart_core.runtime.remote import (
+    START_LIMIT_S,
+    RemoteEngine,
+    RestartPolicy,
+    Restarts,
+)
 
 
 class FakePart:
@@ -57,12 +62,20 @@ class FakePart:
 class Probe:
     """An engine, its parts in the order they were made, and what it told."""
 
-    def __init__(self, most: int = 3, **answers: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        most: int = 3,
+        window_s: float = 600.0,
+        limit_s: float = START_LIMIT_S,
+        **answers: Callable[..., Any],
+    ) -> None:
         self.parts: list[FakePart] = []
         self.events: list[tuple[str, Mapping[str, object]]] = []
         self.health: list[str] = []
         self._answers = answers
-        care = RestartPolicy(None, Restarts(most, 600.0), lambda *event: self.events.append(event))
+        care = RestartPolicy(
+            None, Restarts(most, window_s), lambda *event: self.events.append(event), limit_s
+        )
         self.engine = RemoteEngine(self._new, {}, care=care)
         self.engine.on_health = lambda engine: self.health.append(engine.health)
 
@@ -180,6 +193,25 @@ def test_a_start_that_fails_counts_as_a_death():
         await probe.until("lost")
         assert "its start failed: no device" in probe.engine.why_lost
         assert len(probe.parts) == 2
+        await probe.engine.close()
+
+    asyncio.run(main())
+
+
+def test_starts_that_last_longer_than_the_window_of_restarts_still_count():
+    """Each fails at its limit, which is above the window: without that it would start for ever."""
+
+    async def main() -> None:
+        async def start() -> None:
+            if len(probe.parts) > 1:
+                await asyncio.Event().wait()
+
+        probe = Probe(most=1, window_s=0.05, limit_s=0.1, start=start)
+        await probe.engine.start()
+        probe.parts[0].kill()
+        await probe.until("lost")
+        assert len(probe.parts) == 2
+        assert "its start failed: not up after 0.1 s" in probe.engine.why_lost
         await probe.engine.close()
 
     asyncio.run(main())

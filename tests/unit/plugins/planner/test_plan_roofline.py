@@ -96,7 +96,9 @@ def test_training_takes_three_forward_passes_and_16_bytes_a_parameter():
     assert roofline.training_fits(MODEL, POOL, 4)
 
 
-@pytest.mark.parametrize("name", ["h100", "H100-SXM", "NVIDIA H100 SXM", "h100_sxm"])
+@pytest.mark.parametrize(
+    "name", ["h100", "H100-SXM", "NVIDIA H100 SXM", "h100_sxm", "NVIDIA H100 80GB HBM3"]
+)
 def test_devices_are_found_however_they_are_written(name):
     assert find_device(name) is DEVICES["H100-SXM"]
     assert find_device("abacus") is None

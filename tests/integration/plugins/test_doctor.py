@@ -1,0 +1,140 @@
+"""``rollart doctor`` says what each machine lacks for a run, and what to fix."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support import fork_server
+from support.whole_runs import run, write
+
+from rollart_core.errors import ConfigError
+from rollart_plugins.doctor import ask_for_facts, findings_of, gpus_of
+from rollart_ray.nodes import ask_for_model, clock_faults, model_faults
+
+GIB = 2**30
+GPUS = "NVIDIA H100 80GB HBM3, 81559, 4, 550.54\nNVIDIA H100 80GB HBM3, 81559, 60000, 550.54"
+FINE: Mapping[str, Any] = {
+    "gpus": GPUS.splitlines()[0],
+    "cuda": "12.4 True",
+    "versions": {"torch": "2.13.0"},
+    "shm_free": 64 * GIB,
+    "disk_free": 500 * GIB,
+    "memory_free": 64 * GIB,
+    "open_files": 65536,
+    "cores": 16,
+    "servers": {"sglang": "0.5.23"},
+}
+
+
+def bad(facts: Mapping[str, Any], *, on_gpu: bool = True) -> dict[str, tuple[str, str]]:
+    found = list(findings_of(facts, 8_000_000_000, on_gpu=on_gpu))
+    assert all(f.mend for f in found if f.state == "bad")
+    return {f.what: (f.says, f.mend) for f in found if f.state == "bad"}
+
+
+def test_a_machine_that_has_everything():
+    assert bad(FINE) == {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "says"),
+    [
+        ({"gpus": ""}, "GPUs", "none"),
+        ({"gpus": "error: Driver/library version mismatch"}, "driver", "version mismatch"),
+        ({"cuda": " False"}, "driver", "CUDA none: torch does not see the GPUs"),
+        ({"gpus": GPUS}, "GPU 1", "62.9 of 85.5 GB used"),
+        ({"disk_free": GIB}, "disk", "1.07 GB free, a checkpoint needs 96 GB"),
+        ({"open_files": 1024}, "open files", "at most 1024"),
+        ({"servers": {"vllm": "error: StopIteration"}}, "vllm", "is not installed"),
+    ],
+)
+def test_what_is_missing_is_named_with_its_remedy(facts: dict[str, Any], what: str, says: str):
+    found = bad({**FINE, **facts})
+    assert list(found) == [what]
+    assert says in found[what][0]
+
+
+def test_a_run_on_the_cpu_needs_no_gpu():
+    assert bad({**FINE, "gpus": ""}, on_gpu=False) == {}
+
+
+def test_gpus_are_read_from_the_drivers_csv():
+    first, second = gpus_of(GPUS)
+    assert (first.name, first.driver) == ("NVIDIA H100 80GB HBM3", "550.54")
+    assert second.used_bytes == 60000 * 2**20
+
+
+def test_facts_are_those_of_this_machine(tmp_path: Path):
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    facts = ask_for_facts(str(tmp_path / "new"), {"sglang": str(tmp_path / "python"), "vllm": ""})()
+    assert facts["versions"]["rollart"]
+    assert facts["cores"] >= 1
+    assert min(facts["shm_free"], facts["disk_free"], facts["memory_free"]) > 0
+    assert facts["servers"]["vllm"].startswith("error")
+    assert list(findings_of(facts, 0, on_gpu=False))
+
+
+def diagnosed(folder: Path, *changes: str, **config: Any) -> tuple[int, dict[str, Any]]:
+    path = write(folder, {"stop": {"batches": 1}, "reward": None, **config})
+    program = fork_server.start_program("doctor", str(path), "--json", *changes, cwd=folder)
+    out, _ = program.communicate()
+    return program.returncode, json.loads(out)
+
+
+def test_two_ranks_sum_a_tensor_and_nothing_is_left(tmp_path: Path):
+    code, said = diagnosed(tmp_path, runtime={"kind": "inline", "num_trainer_ranks": 2})
+    assert code == 0, said
+    assert said["works"]
+    states = {f["what"]: f["state"] for f in said["findings"]}
+    assert states["all-reduce of 2 ranks"] == states["clocks"] == states["packages"] == "ok"
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_config_that_cannot_run_is_a_finding(tmp_path: Path):
+    code, said = diagnosed(tmp_path, "rollout.group_size=0")
+    assert code == 1
+    (finding,) = said["findings"]
+    assert finding["what"] == "config"
+    assert "rollout.group_size" in finding["says"]
+
+
+def test_too_little_shared_memory_is_refused_before_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    usage = SimpleNamespace(total=10_000, used=0, free=10_000)
+    monkeypatch.setattr("rollart_core.runtime.inline.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(ConfigError, match=r"has 1e-05 GB free, but 2 versions of the weights need"):
+        run(tmp_path)
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert not (run_dir / "logs").exists()
+
+
+def test_models_that_differ_are_named():
+    here = {"config.json": "10 abc", "model.safetensors": "99"}
+    answers = {"a": here, "b": dict(here), "c": {**here, "model.safetensors": "98"}, "d": {}}
+    other, none = model_faults("/models/m", answers)
+    assert other.startswith("node c has another model in /models/m than node a (model.safetensors")
+    assert none.startswith("node d has no /models/m: put the model on a file system")
+    assert model_faults("/models/m", {"a": here, "b": here}) == []
+
+
+def test_a_models_files_are_compared_by_size_and_digest(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"1234")
+    before = ask_for_model(str(tmp_path))()
+    assert before["model.safetensors"] == "4"
+    (tmp_path / "config.json").write_text("[]")
+    assert ask_for_model(str(tmp_path))() != before
+    assert ask_for_model(str(tmp_path / "none"))() == {}
+
+
+def test_a_clock_is_wrong_only_if_the_time_of_the_answer_cannot_explain_it():
+    assert clock_faults(100.0, {"a": 99.1, "b": 103.0, "c": 104.9}, 104.0) == []
+    slow, fast = clock_faults(100.0, {"a": 98.0, "b": 107.5, "c": 102.0}, 104.0)
+    assert slow.startswith("the clock of node a differs by at least 2.0 s")
+    assert fast.startswith("the clock of node b differs by at least 3.5 s")
