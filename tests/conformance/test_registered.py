@@ -125,7 +125,7 @@ NEEDS_A_SERVER = {
     "rollart/SGLang-v1": "it needs SGLang: tests/sglang_cpu",
     "rollart/RewardModel-v1": "it needs a model: tests/integration/rewards/test_reward_model.py",
     "rollart/OpenAI-v1": "a server: tests/integration/plugins/engines/test_openai_engine.py",
-    "rollart/VLLM-v1": "a server: tests/integration/plugins/engines/test_vllm_engine.py",
+    "rollart/VLLM-v1": "it needs vLLM: tests/vllm_cpu",
     "rollart/Http-v1": "it needs a function: tests/conformance/test_reward_backends.py",
     "rollart/Lambda-v1": "it needs a function: tests/conformance/test_reward_backends.py",
     "rollart/Fc-v1": "it needs a function: tests/conformance/test_reward_backends.py",

@@ -6,17 +6,20 @@ import asyncio
 import os
 import signal
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
-from cpu_servers import (
+from cpu_servers import SERVER_ARGS, command
+from support.engine_servers import (
+    EXACT,
     MAX_TOKENS,
-    SERVER_ARGS,
-    Traffic,
     Versions,
-    command,
+    begun,
+    channel_of,
+    check_spans,
     make_model,
+    recorded,
     request,
+    swapped_under,
 )
 from support.pace import scaled, until
 
@@ -24,20 +27,11 @@ from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure
 from rollart_core.models.tokenizer import load_tokenizer
 from rollart_plugins.engines import sglang_dialect as dialect
-from rollart_plugins.engines.config import SGLangConfig
+from rollart_plugins.engines.server_process import ServerProcess, free_port, group_members
 from rollart_plugins.engines.sglang import SGLangEngine
-from rollart_plugins.engines.sglang_server import (
-    SGLangServer,
-    free_port,
-    group_members,
-    launch_argv,
-    launch_environment,
-)
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
-
-EXACT = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +42,12 @@ def model(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def url(model) -> str:
     """A server that somebody else has started, with its tokenizer."""
-    config = SGLangConfig(command=command(), server_args=SERVER_ARGS)
+    launched = {"command": command(), "server_args": SERVER_ARGS}
+    engine = SGLangEngine(model_path=model, max_context_tokens=MAX_TOKENS, **launched)
     port = free_port()
-    options = {"model_path": model, "dtype": "float32", "context_length": str(MAX_TOKENS + 8)}
-    argv = launch_argv(config, port=port, first_gpu=None, model=options)
+    argv, environment = engine._command_line(port, None)
     argv.remove("--skip-tokenizer-init")
-    server = SGLangServer(argv, launch_environment(config, on_cpu=True))
+    server = ServerProcess(argv, environment)
     server.start()
     yield f"http://127.0.0.1:{port}"
     asyncio.run(server.close())
@@ -69,52 +63,6 @@ async def engine_at(url: str, model: str, **settings):
         yield engine
     finally:
         await engine.close()
-
-
-@asynccontextmanager
-async def channel_of(folder: Path, versions: Versions):
-    """The engine's end of a channel that holds all these versions."""
-    ours = SharedMemoryChannel(str(folder), keep=10)
-    theirs = SharedMemoryChannel(str(folder))
-    for v, weights in enumerate(versions.weights):
-        ours.publish(v, weights.items())
-    try:
-        yield theirs
-    finally:
-        ours.close()
-
-
-async def swapped_under(engine: SGLangEngine, versions: list[int]) -> dict[int, GenerateResult]:
-    """Turns during which one version after another comes; each also has turns of its own."""
-    await engine.load_weights(versions[0])
-    traffic = Traffic(engine)
-    for version in versions[1:]:
-        await traffic.turn_from_now_on()
-        await engine.load_weights(version)
-    await traffic.turn_from_now_on()
-    return await traffic.end()
-
-
-def check_spans(
-    results: dict[int, GenerateResult], versions: Versions, expected: list[int], kv: str
-) -> None:
-    crossed = 0
-    met = set()
-    for i, result in results.items():
-        bounds = [0, *(span.stop for span in result.spans)]
-        assert [span.start for span in result.spans] == bounds[:-1]
-        assert bounds[-1] == len(result.token_ids)
-        came = [span.policy_version for span in result.spans]
-        assert came == [version for version in expected if version in came]
-        first, *later = [span.kv for span in result.spans]
-        # One that was sent before a swap may have been read before it.
-        assert first in ("fresh", kv if len(came) == 1 and kv == "kept" else "fresh")
-        assert set(later) <= {kv}
-        assert versions.off(list(request(i).token_ids), result, 0.8) < EXACT
-        crossed += len(came) > 1
-        met |= set(came)
-    assert crossed > 1
-    assert met == set(expected)
 
 
 @pytest.mark.parametrize("road", ["tensor", "disk", "distributed"])
@@ -135,29 +83,6 @@ def test_weights_come_by_each_road_and_every_token_is_of_the_version_its_span_sa
                 assert swap.num_bytes == sum(t.nbytes for t in versions.weights[3].values())
 
     asyncio.run(main())
-
-
-async def begun(engine: SGLangEngine, first: int, num: int) -> list[asyncio.Task]:
-    """Send long turns, and wait until the server generates; any of them may end by itself."""
-    turns = [
-        asyncio.create_task(engine.generate(request(i, 400))) for i in range(first, first + num)
-    ]
-    while not (await engine.stats()).num_running and not all(turn.done() for turn in turns):
-        await asyncio.sleep(0.005)
-    return turns
-
-
-def recorded(monkeypatch: pytest.MonkeyPatch, engine: SGLangEngine) -> list[tuple[str, object]]:
-    """Return a list of what the server is asked from now on."""
-    asked: list[tuple[str, object]] = []
-    post = engine._client.post
-
-    async def recording(path: str, body: object = None, **settings: object) -> object:
-        asked.append((path, body))
-        return await post(path, body, **settings)
-
-    monkeypatch.setattr(engine._client, "post", recording)
-    return asked
 
 
 def test_requests_end_when_they_are_aborted_or_cancelled(url, model, monkeypatch):
@@ -319,7 +244,7 @@ def test_a_launched_server_keeps_its_cache_over_a_swap_and_dies_loudly(model, tm
                 server_args=SERVER_ARGS,
             )
             await engine.start()
-            pid = engine._server.pid
+            pid = engine._process.pid
             results = await swapped_under(engine, [1, 2, 3])
             check_spans(results, versions, [1, 2, 3], "kept")
 

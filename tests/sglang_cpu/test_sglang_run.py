@@ -2,186 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import os
-import signal
-from pathlib import Path
-
 import pytest
 import yaml
 from cpu_servers import command
-from mismatch import WeightKeeper, measure
-from support.pace import scaled
+from support.server_run import CONFIG, train_while_a_server_dies
 
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
-from rollart_core.contracts.inference import GenerateRequest, GenerateResult, WeightSwap
-from rollart_core.contracts.reward import Reward, RewardRequest, RewardResult
 from rollart_core.errors import ConfigError
-from rollart_core.runtime.launch import launch
-from rollart_core.runtime.remote import RemoteEngine
-from rollart_core.store.audit import audit
-from rollart_core.store.journal_reader import JournalReader, read_trajectories
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(2400)]
 
-NUM_BATCHES = 8
-KILLED_AFTER = 3
-MAX_STALENESS = 2
-CONFIG = {
-    "name": "webshop-sglang",
-    "seed": 1,
-    "mode": "async",
-    "max_staleness": MAX_STALENESS,
-    "model": {"kind": "new", "num_layers": 2, "width": 64, "ffn_width": 128, "vocab_size": 512},
-    "engine": {
-        "id": "sglang",
-        "server_args": {"max_total_tokens": 32768},
-        "start_s": scaled(900),
-        "update_s": scaled(600),
-        "silent_s": scaled(600),
-    },
-    "env": {
-        "id": "webshop/WebShop-v1",
-        "page_handles": True,
-        "results_per_page": 3,
-        "instruction": "first_page",
-        "observation_mode": "terse",
-    },
-    "reward": f"{__name__}:LetterReward",
-    "scoring": {"backend": "inline"},
-    "weights": {"id": "disk", "keep": 100},
-    "trackers": [],
-    "rollout": {
-        "groups_per_batch": 2,
-        "group_size": 4,
-        "max_turns": 3,
-        "max_new_tokens": 24,
-        "max_context_tokens": 512,
-        "max_concurrent": 16,
-    },
-    "trainer": {"lr": 3e-3, "warmup_train_steps": 0},
-    "evaluation": {"split": "test", "tasks": 4, "greedy": False},
-    "deadlines": {
-        **{"step_s": scaled(100), "reset_s": scaled(100), "generate_s": scaled(600)},
-        **{"episode_s": scaled(900), "ticket_s": scaled(1200)},
-    },
-    "failures": {"load_weights_s": scaled(600), "hang_s": scaled(600)},
-    "stop": {"batches": NUM_BATCHES},
+ENGINE = {
+    "id": "sglang",
+    "server_args": {"max_total_tokens": 32768},
 }
-
-
-class LetterReward(Reward):
-    """Likes some letters: a random model's answers differ in it, and its weights move."""
-
-    def score(self, request: RewardRequest) -> RewardResult:
-        text = "".join(m["content"] for m in request.messages if m["role"] == "assistant")
-        return RewardResult(sum(map(ord, text)) % 101 / 101)
-
-
-class Killer(WeightKeeper):
-    """Kills the SGLang server after a batch, and holds turns until new weights have come.
-
-    The first two episodes of training that get to their second turn go on with the next version:
-    whatever the pace of the machine, there are trajectories that cross.
-    """
-
-    def __init__(self, copy: Path, run_name: str, at_batch: int) -> None:
-        super().__init__(copy, run_name)
-        self._at = at_batch
-        self._trains = False
-        self._held: set[str] = set()
-        self._come = asyncio.Event()
-
-    def phase(self, name: str, detail: str = "") -> None:
-        super().phase(name, detail)
-        self._trains = name == "train"
-
-    def watch_engines(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """See the requests and weights of all engines."""
-        generate, load_weights = RemoteEngine.generate, RemoteEngine.load_weights
-
-        async def held(engine: RemoteEngine, asked: GenerateRequest) -> GenerateResult:
-            turn = asked.request_id.rpartition("/")[2]
-            if self._trains and turn == "1" and len(self._held) < 2:
-                self._held.add(asked.session_id)
-                await self._come.wait()
-            return await generate(engine, asked)
-
-        async def loaded(engine: RemoteEngine, policy_version: int) -> WeightSwap:
-            swap = await load_weights(engine, policy_version)
-            self._come.set()
-            return swap
-
-        monkeypatch.setattr(RemoteEngine, "generate", held)
-        monkeypatch.setattr(RemoteEngine, "load_weights", loaded)
-
-    def progress(self, fraction, line):
-        if line.get("batch") == self._at:
-            self._at = -1
-            for pid in servers(os.getpid()):
-                os.kill(pid, signal.SIGKILL)
-
-
-def servers(run_pid: int) -> list[int]:
-    """Return the processes of SGLang servers that this run has launched."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            argv = (process / "cmdline").read_bytes().split(b"\0")
-            log = os.readlink(process / "fd" / "1")
-            if any(a.endswith(b"serve_cpu.py") for a in argv) and log.endswith("logs/engine.log"):
-                found.append(int(process.name))
-    return found
 
 
 def test_training_on_webshop_is_exact_over_weight_updates_and_the_death_of_the_server(
     tmp_path, monkeypatch
 ):
-    config = {**CONFIG, "runs_dir": str(tmp_path / "runs")}
-    config["engine"] = {**config["engine"], "command": list(command())}
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(config))
-    killer = Killer(tmp_path / "weights", config["name"], at_batch=KILLED_AFTER)
-    killer.watch_engines(monkeypatch)
-    report = launch(resolve_run(load_config(path)), observer=killer)
-    run_dir = Path(report.run_dir)
-
-    assert report.ok
-    assert report.batches == NUM_BATCHES
-    assert servers(os.getpid()) == []
-    checked = audit(run_dir)
-    assert checked.ok, checked.violations
-    with JournalReader(run_dir) as journal:
-        events = [e for e in journal.events() if e.kind in ("part_died", "part_back")]
-    assert [e.kind for e in events] == ["part_died", "part_back"]
-    died, back = (json.loads(e.payload) for e in events)
-    assert "SGLang server" in died["why"]
-    assert back["policy_version"] >= KILLED_AFTER - 1
-
-    for trajectory in read_trajectories(run_dir):  # every sampled token is of some version
-        for sample in trajectory.samples:
-            assert (sample.policy_versions[sample.loss_mask] >= 0).all()
-            assert (sample.policy_versions[~sample.loss_mask] == -1).all()
-    found = measure(run_dir, tmp_path / "weights", tmp_path / "scratch")
-    summary = found.summary()
-    print(summary)
-    assert summary["mean"] < 1e-4
-    assert summary["max"] < 1e-3
-    assert summary["mean of those"] < 1e-4
-    assert found.num_one_version
-    assert found.num_crossing
-    # How many are met is a matter of pace. At the slowest one version serves three batches.
-    assert len(found.versions) >= NUM_BATCHES // (1 + MAX_STALENESS)
-    newest = max(found.versions)
-    assert newest >= NUM_BATCHES - 1 - MAX_STALENESS, "the server that came back follows training"
+    engine = {**ENGINE, "command": list(command())}
+    train_while_a_server_dies(engine, "serve_cpu.py", tmp_path, monkeypatch)
 
 
 def test_a_run_with_a_seed_for_every_token_is_refused(tmp_path):
     path = tmp_path / "run.yaml"
     config = {**CONFIG, "deterministic": True, "runs_dir": str(tmp_path / "runs")}
+    config["engine"] = ENGINE
     path.write_text(yaml.safe_dump(config))
     with pytest.raises(ConfigError, match="has no seed"):
         resolve_run(load_config(path))

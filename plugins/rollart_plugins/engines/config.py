@@ -6,17 +6,17 @@ Takes: the ``engine`` section of a run config. Gives: a pydantic model. Never: i
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rollart_core.config.base import (
     Bytes,
     Count,
-    NonNegative,
     PositiveInt,
     Seconds,
     old_names,
@@ -99,50 +99,27 @@ class OpenAIConfig(ServerConfig):
         return found
 
 
-class VllmConfig(ServerConfig):
-    """Options of the ``vllm`` engine, in ``engine``."""
-
-    weights_dir: str | None = None
-    """Folder in which new weights are written, which the server can read. If not set, a subfolder
-    of the temporary folder is used, which requires a server on the same machine."""
-    logprobs: Literal["raw", "processed"] = "raw"
-    """The ``--logprobs-mode`` of the server, without ``_logprobs``. Raw log-probabilities are those
-    of temperature 1, so training with another ``rollout.temperature`` requires ``processed``."""
-    start_s: NonNegative = 30.0
-    """How long to wait for a server that does not accept connections."""
-
-
 LAUNCH_ONLY = ("command", "tp_size", "first_gpu", "server_args", "environment")
 """Options that have no effect with servers that are already running."""
 
 
-_GPU_ARGS = {
-    "tp_size": "set engine.tp_size instead",
-    "tensor_parallel_size": "set engine.tp_size instead",
-    "base_gpu_id": "set engine.first_gpu instead",
-    "pp_size": "an engine is only split by engine.tp_size",
-    "pipeline_parallel_size": "an engine is only split by engine.tp_size",
-    "nnodes": "an engine runs on one machine; use more engines instead",
-}
-"""Server flags that select GPUs, and what to set instead."""
-_REPLICAS = ("dp_size", "data_parallel_size")
-_PARTS = (*_REPLICAS, "ep_size", "expert_parallel_size", "moe_dp_size", "attn_dp_size")
-"""Server flags that divide the ``tp_size`` GPUs of a server among groups of ranks."""
-
-
-class SGLangConfig(BaseModel):
-    """Options of the ``sglang`` engine, in ``engine``."""
+class EngineServerConfig(BaseModel):
+    """Options that the engines of inference servers have in common."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    _old_names = old_names(weight_road="weight_transport")
+
+    package: ClassVar[str]
+    """The server's Python package."""
+    start_args: ClassVar[tuple[str, ...]]
+    """Arguments of ``python`` that launch a server."""
+    reserved_args: ClassVar[Mapping[str, str]]
+    """Server flags that this engine sets or that select GPUs, and what to set instead."""
 
     url: tuple[str, ...] = ()
     """Running servers to connect to, one for each engine, such as ``http://10.0.0.5:30000``. If not
     set, each engine launches a server and stops it when the engine closes."""
     command: tuple[str, ...] = ()
-    """Command that launches a server, without its flags. If not set, ``python -m
-    sglang.launch_server`` with the Python of the run. If SGLang is installed in another Python
-    environment, use its Python: ``[/opt/sglang/bin/python, -m, sglang.launch_server]``."""
+    """Command that launches a server, without its flags."""
     tp_size: PositiveInt = 1
     """Number of GPUs of one server (tensor parallelism)."""
     first_gpu: Count = 0
@@ -150,25 +127,12 @@ class SGLangConfig(BaseModel):
     second server the GPUs after those. Only used with ``runtime: inline``, because Ray assigns GPUs
     to each server."""
     server_args: dict[str, Any] = Field(default_factory=dict)
-    """Additional flags of the server, such as ``{mem_fraction_static: 0.8, enable_metrics:
-    true}``."""
+    """Additional flags of the server."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Additional environment variables of the server."""
-    weight_transport: Literal["tensor", "disk", "distributed"] = "tensor"
-    """How weights are sent from the engine's process to its server. ``tensor``: in the request
-    itself. ``disk``: as a model folder that both can read. ``distributed``: by a broadcast."""
     weights_folder: str | None = None
-    """Folder for ``weight_transport: disk``. If not set, a temporary folder on this machine."""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """Backend of the broadcast for ``weight_transport: distributed``. ``auto``: nccl if the server
-    runs on CUDA on another machine (``url`` is set, and ``host`` is not the loopback address),
-    otherwise gloo. NCCL does not support two ranks on one GPU, so ``nccl`` is rejected for launched
-    servers."""
-    host: str = "127.0.0.1"
-    """Address of this machine as the server reaches it, for ``weight_transport: distributed``."""
-    bucket_bytes: Bytes = 256 * 2**20
-    """Approximate number of bytes sent to the server in one request, for ``weight_transport:
-    tensor`` and ``distributed``."""
+    """Folder in which new weights are written for the server. If not set, a temporary folder on
+    this machine."""
     start_s: Seconds = 600.0
     """Maximum time until a server is ready."""
     update_s: Seconds = 100.0
@@ -198,10 +162,10 @@ class SGLangConfig(BaseModel):
 
     @field_validator("server_args")
     @classmethod
-    def _gpus_are_counted(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for key, mend in _GPU_ARGS.items():
+    def _is_not_reserved(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key, mend in cls.reserved_args.items():
             if key in value or key.replace("_", "-") in value:
-                raise ValueError(f"{key} would use GPUs that the run does not reserve: {mend}")
+                raise ValueError(f"{key} {mend}")
         return value
 
     @model_validator(mode="after")
@@ -211,6 +175,110 @@ class SGLangConfig(BaseModel):
             if getattr(self, key) != fields[key].get_default(call_default_factory=True):
                 raise ValueError(f"{key} has no effect with {why}; remove it")
         return self
+
+    def missing(self) -> dict[str, str]:
+        """Return what is missing on this machine to launch or query a server, by option."""
+        if self.url:
+            key = self.api_key_variable
+            unset = f"the environment variable {key} is not set"
+            return {} if key is None or os.environ.get(key) else {"api_key_variable": unset}
+        package = self.package
+        if not self.command:
+            if find_spec(package) is not None:
+                return {}
+            command = f"[/opt/{package}/bin/python, {', '.join(self.start_args)}]"
+            return {
+                "command": f"is not set, and this Python has no {package}: set it, such as "
+                f"{command}, or set url of a running server"
+            }
+        program, *rest = self.command
+        if which(program) is None:
+            return {"command": f"the program {program!r} is not on this machine"}
+        scripts = [part for part in rest if part.endswith(".py") and not Path(part).is_file()]
+        return {"command": f"the file {scripts[0]!r} is not on this machine"} if scripts else {}
+
+    def _idle(self) -> list[tuple[str, str]]:
+        """Return the keys that have no effect, each with the reason."""
+        if self.url:
+            return [(key, "url (the server is already running)") for key in LAUNCH_ONLY]
+        return [("api_key_variable", "servers that this run launches")]
+
+
+_MORE_GPUS = "would use GPUs that the run does not reserve: "
+_SPLIT = _MORE_GPUS + "an engine is only split by engine.tp_size"
+_TP = _MORE_GPUS + "set engine.tp_size instead"
+_REPLICAS = ("dp_size", "data_parallel_size")
+_PARTS = (*_REPLICAS, "ep_size", "expert_parallel_size", "moe_dp_size", "attn_dp_size")
+"""Flags of SGLang that divide the ``tp_size`` GPUs of a server among groups of ranks."""
+_NODES = _MORE_GPUS + "an engine runs on one machine; use more engines instead"
+
+
+class VllmConfig(EngineServerConfig):
+    """Options of the ``vllm`` engine, in ``engine``."""
+
+    _old_names = old_names(
+        base_url="url", weights_dir="weights_folder", api_key_env="api_key_variable"
+    )
+    package: ClassVar[str] = "vllm"
+    start_args: ClassVar[tuple[str, ...]] = ("-m", "vllm.entrypoints.cli.main", "serve")
+    reserved_args: ClassVar[Mapping[str, str]] = {
+        "tensor_parallel_size": _TP,
+        "pipeline_parallel_size": _SPLIT,
+        "data_parallel_size": _MORE_GPUS + "use more engines instead",
+        "nnodes": _NODES,
+        "logprobs_mode": "is always processed_logprobs, which training requires; remove it",
+    }
+
+    command: tuple[str, ...] = ()
+    """Command that launches a server, without its model and flags. If not set, ``python -m
+    vllm.entrypoints.cli.main serve`` with the Python of the run. If vLLM is installed in another
+    Python environment, use its program: ``[/opt/vllm/bin/vllm, serve]``."""
+    server_args: dict[str, Any] = Field(default_factory=dict)
+    """Additional flags of the server, such as ``{gpu_memory_utilization: 0.8}``."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_the_root(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(url.removesuffix("/v1") for url in value)  # base_url ended with it
+
+
+class SGLangConfig(EngineServerConfig):
+    """Options of the ``sglang`` engine, in ``engine``."""
+
+    _old_names = old_names(weight_road="weight_transport")
+    package: ClassVar[str] = "sglang"
+    start_args: ClassVar[tuple[str, ...]] = ("-m", "sglang.launch_server")
+    reserved_args: ClassVar[Mapping[str, str]] = {
+        "tp_size": _TP,
+        "tensor_parallel_size": _TP,
+        "base_gpu_id": _MORE_GPUS + "set engine.first_gpu instead",
+        "pp_size": _SPLIT,
+        "pipeline_parallel_size": _SPLIT,
+        "nnodes": _NODES,
+    }
+
+    command: tuple[str, ...] = ()
+    """Command that launches a server, without its flags. If not set, ``python -m
+    sglang.launch_server`` with the Python of the run. If SGLang is installed in another Python
+    environment, use its Python: ``[/opt/sglang/bin/python, -m, sglang.launch_server]``."""
+    server_args: dict[str, Any] = Field(default_factory=dict)
+    """Additional flags of the server, such as ``{mem_fraction_static: 0.8, enable_metrics:
+    true}``."""
+    weight_transport: Literal["tensor", "disk", "distributed"] = "tensor"
+    """How weights are sent from the engine's process to its server. ``tensor``: in the request
+    itself. ``disk``: as a model folder that both can read. ``distributed``: by a broadcast."""
+    weights_folder: str | None = None
+    """Folder for ``weight_transport: disk``. If not set, a temporary folder on this machine."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """Backend of the broadcast for ``weight_transport: distributed``. ``auto``: nccl if the server
+    runs on CUDA on another machine (``url`` is set, and ``host`` is not the loopback address),
+    otherwise gloo. NCCL does not support two ranks on one GPU, so ``nccl`` is rejected for launched
+    servers."""
+    host: str = "127.0.0.1"
+    """Address of this machine as the server reaches it, for ``weight_transport: distributed``."""
+    bucket_bytes: Bytes = 256 * 2**20
+    """Approximate number of bytes sent to the server in one request, for ``weight_transport:
+    tensor`` and ``distributed``."""
 
     @model_validator(mode="after")
     def _mesh_has_all_gpus(self) -> Self:
@@ -240,30 +308,9 @@ class SGLangConfig(BaseModel):
             )
         return self
 
-    def missing(self) -> dict[str, str]:
-        """Return what is missing on this machine to launch or query a server, by option."""
-        if self.url:
-            key = self.api_key_variable
-            unset = f"the environment variable {key} is not set"
-            return {} if key is None or os.environ.get(key) else {"api_key_variable": unset}
-        if not self.command:
-            if find_spec("sglang") is not None:
-                return {}
-            return {
-                "command": "is not set, and this Python has no sglang: set it, such as "
-                "[/opt/sglang/bin/python, -m, sglang.launch_server], or set url of a running server"
-            }
-        program, *rest = self.command
-        if which(program) is None:
-            return {"command": f"the program {program!r} is not on this machine"}
-        scripts = [part for part in rest if part.endswith(".py") and not Path(part).is_file()]
-        return {"command": f"the file {scripts[0]!r} is not on this machine"} if scripts else {}
-
     def _idle(self) -> list[tuple[str, str]]:
         """Return the keys that have no effect, each with the reason."""
-        found = [(key, "url (the server is already running)") for key in LAUNCH_ONLY if self.url]
-        if not self.url:
-            found.append(("api_key_variable", "servers that this run launches"))
+        found = super()._idle()
         transport = self.weight_transport
         found += (
             [("weights_folder", f"weight_transport: {transport}")] if transport != "disk" else []

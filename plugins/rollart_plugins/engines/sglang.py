@@ -1,524 +1,120 @@
 """The SGLang engine: a server process that it launches, or a server that is already running.
 
-    generate() -> HTTP /generate -> the server batches, samples, and returns the weight versions
-    load_weights(): fetch from the channel during generation -> pause -> send -> continue
-    the watch:      the server has ended, or does not respond -> all calls raise EngineDied
-
-Takes: token ids. Gives: token ids, logprobs and the policy_version of each span.
-Never: tokenizes, restarts a dead server (the owner of the engine does, with the newest weights), or
-accepts weights of another run.
-
-Every swap has a unique tag, ``<policy_version>/<number of the swap>``, which is the server's weight
-version. If a trainer was rolled back and publishes a version again, it gets another tag.
+Takes: the calls of a :class:`ServerEngine`. Gives: requests of SGLang's protocol.
+Never: uses a server with another model, or with several replicas.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
-import os
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import ClassVar
 
-from rollart_core.contracts.inference import (
-    EngineStats,
-    GenerateRequest,
-    GenerateResult,
-    InferenceEngine,
-    KvOnSwap,
-    WeightSwap,
-)
-from rollart_core.contracts.weights import WeightChannel
-from rollart_core.errors import ConfigError, EngineDied, InferenceFailure, first_line
+from rollart_core.contracts.inference import GenerateRequest
+from rollart_core.errors import ConfigError, EngineDied, InferenceFailure
 from rollart_plugins.engines import sglang_dialect as dialect
-from rollart_plugins.engines.config import SGLangConfig
-from rollart_plugins.engines.hub_names import as_in_files
-from rollart_plugins.engines.incoming import Incoming, fetch
-from rollart_plugins.engines.requests import check_request
-from rollart_plugins.engines.sglang_checks import ModelFacts, Needs, check_server, model_facts
-from rollart_plugins.engines.sglang_client import SGLangClient
-from rollart_plugins.engines.sglang_server import (
-    SGLangServer,
-    free_port,
-    launch_argv,
-    launch_environment,
-)
-from rollart_plugins.engines.sglang_weights import WeightTransport, new_transport
-
-if TYPE_CHECKING:
-    import torch
-
-_ASK_AGAIN_S = 0.2
-_ABORT_AGAIN_S = 0.5
-_ABORTS = 60
-
-T = TypeVar("T")
+from rollart_plugins.engines.config import EngineServerConfig, SGLangConfig
+from rollart_plugins.engines.server_answers import Answer, Json
+from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
+from rollart_plugins.engines.server_client import ServerClient
+from rollart_plugins.engines.server_engine import ServerEngine, WeightTransport
+from rollart_plugins.engines.server_process import launcher
+from rollart_plugins.engines.sglang_weights import new_transport
 
 
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """One ``generate`` call that waits for the server."""
+class SGLangEngine(ServerEngine):
+    """One SGLang server; see :class:`ServerEngine` for the arguments."""
 
-    rid: str
-    """Request id on the server."""
-    num_tokens: int
-    """Length of its prompt."""
-    num_swaps: int
-    """Number of weight swaps before it was sent."""
-    ended: asyncio.Future[None]
-    """Done: the call returns as aborted, regardless of the server's answer."""
+    server: ClassVar[str] = dialect.SERVER
+    answers_in_pause: ClassVar[bool] = False
+    config_type: ClassVar[type[EngineServerConfig]] = SGLangConfig
+    _config: SGLangConfig
 
-
-class SGLangEngine(InferenceEngine):
-    """One SGLang server, launched or already running, with health checks."""
-
-    def __init__(
-        self,
-        config: SGLangConfig | None = None,
-        *,
-        model_path: str,
-        dtype: str = "float32",
-        device: str = "auto",
-        channel: WeightChannel | None = None,
-        deterministic: bool = False,
-        kv_on_swap: KvOnSwap = "recompute",
-        max_context_tokens: int = 2048,
-        policy_version: int = 0,
-        engine_index: int = 0,
-        has_own_devices: bool = False,
-        **options: object,
-    ) -> None:
-        """Store the options; :meth:`start` launches the server or connects to it.
-
-        Args:
-            config: Options of the engine.
-            model_path: A Hugging Face model folder, or a hub id.
-            dtype: ``float32`` or ``bfloat16``.
-            device: ``auto``, ``cpu`` or ``cuda``.
-            channel: Channel from which :meth:`load_weights` fetches.
-            deterministic: Rejected, because the samples of SGLang depend on the batch.
-            kv_on_swap: Whether the cache is computed again after a weight swap.
-            max_context_tokens: Maximum length of prompt and answer together.
-            policy_version: Version of the server's initial weights.
-            engine_index: Index of this engine in the run.
-            has_own_devices: Whether this process sees the GPUs of its server and no others.
-            options: The fields of ``config`` as keyword arguments, as the registry passes them.
-
-        Raises:
-            ConfigError: If the engine does not support these options.
-        """
-        self._config = config or SGLangConfig.model_validate(options)
-        if deterministic:
-            raise ConfigError(
-                "deterministic: true requires engine: embedded, because SGLang is not deterministic"
-            )
-        _check_url(self._config, engine_index)
-        self._model_path, self._dtype, self._device = model_path, dtype, device
-        self._channel, self._index = channel, engine_index
-        self._first_gpu = (
-            0 if has_own_devices else self._config.first_gpu + engine_index * self._config.tp_size
-        )
-        self._keep_kv, self._max_tokens = kv_on_swap == "keep", max_context_tokens
-        self._version, self._num_swaps = policy_version, 0
-        self._versions: dict[str, int] = {}
-        self._facts = ModelFacts()
-        self._server: SGLangServer | None = None
-        self._client: SGLangClient | None = None
-        self._transport: WeightTransport | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._paused = False
-        self._flights: dict[str, _Flight] = {}
-        self._rids, self._tags = itertools.count(), itertools.count()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._prefill_tokens = self._cached_tokens = self._decode_tokens = 0
-        self._busy_s, self._busy_since = 0.0, 0.0
-
-    # Start and end
-
-    async def start(self) -> None:
-        """Launch the server or connect to it, and check that it is the right one.
-
-        Raises:
-            ConfigError: If the server cannot be started or reached, or has another model.
-            EngineDied: If the server ended during its start.
-        """
-        if self._client is not None:
-            return
-        loop = asyncio.get_running_loop()
-        self._death: asyncio.Future[str] = loop.create_future()
-        self._swap_lock, self._open = asyncio.Lock(), asyncio.Event()
-        self._open.set()
-        self._facts = await asyncio.to_thread(model_facts, self._model_path)
-        config = self._config
-        try:
-            if config.url:
-                self._client = SGLangClient(config.url[self._index], self._api_key())
-            else:
-                self._client = self._launch()
-            await self._until_up(self._client)
-            needs = Needs(self._max_tokens, self._keep_kv)
-            launched = self._server is not None
-            seen = await check_server(self._client, self._facts, needs, launched=launched)
-            self._transport = new_transport(config, self._client, seen, self._model_path)
-        except BaseException:
-            await self.close()
-            raise
-        self._versions[seen.weight_version] = self._version
-        self._watching = asyncio.create_task(self._watch(self._client), name="watch SGLang")
-
-    def _api_key(self) -> str:
-        variable = self._config.api_key_variable
-        if variable is not None and not os.environ.get(variable):
-            raise ConfigError(f"engine.api_key_variable: {variable} is not set")
-        return os.environ[variable] if variable else ""
-
-    def _launch(self) -> SGLangClient:
-        on_cpu = self._device == "cpu" or (self._device == "auto" and not _has_cuda())
-        model = {
+    def _command_line(self, port: int, first_gpu: int | None) -> tuple[list[str], dict[str, str]]:
+        config, on_cpu = self._config, first_gpu is None
+        options: Json = {"tp_size": config.tp_size}
+        if first_gpu is not None:
+            options["base_gpu_id"] = first_gpu
+        options |= {
             "model_path": self._model_path,
             "dtype": self._dtype,
-            "context_length": str(self._max_tokens + dialect.CONTEXT_MARGIN),
-            "weight_version": self._tag(self._version),
-        }
-        if self._keep_kv:
+            "context_length": self._max_tokens + dialect.CONTEXT_MARGIN,
+            "weight_version": self._new_tag(self._version),
             # with overlap, a step in flight would assign its tokens to the next weights
-            model["disable_overlap_schedule"] = True  # type: ignore[assignment]
-        port = free_port()
-        first_gpu = None if on_cpu else self._first_gpu
-        argv = launch_argv(self._config, port=port, first_gpu=first_gpu, model=model)
-        self._server = SGLangServer(argv, launch_environment(self._config, on_cpu=on_cpu))
-        self._server.start()
-        return SGLangClient(f"http://127.0.0.1:{port}")
-
-    async def _until_up(self, client: SGLangClient) -> None:
-        began = time.monotonic()
-        if self._server is None:
-            await self._revive(client)
-        while not await client.alive(limit_s=self._config.silent_s):
-            how = self._server.ended() if self._server else None
-            if how is not None:
-                raise EngineDied(f"the SGLang server ended during its start ({how}); see the log")
-            if time.monotonic() - began > self._config.start_s:
-                raise ConfigError(
-                    f"engine: no SGLang server answers at {client.url} after "
-                    f"{self._config.start_s:g} s"
-                )
-            await asyncio.sleep(_ASK_AGAIN_S)
-            if self._server is None:
-                await self._revive(client)
-
-    async def _revive(self, client: SGLangClient) -> None:
-        """End a swap that a dead engine left unfinished on a running server."""
-        for path in (dialect.END_UPDATE, dialect.CONTINUE):
-            with contextlib.suppress(EngineDied, InferenceFailure, TimeoutError):
-                await client.post(path)
-
-    async def _watch(self, client: SGLangClient) -> None:
-        """Detect the end of the server; a paused server does not respond, and is not checked."""
-        looked = heard = time.monotonic()
-        while not self._death.done():
-            await asyncio.sleep(_ASK_AGAIN_S)
-            how = self._server.ended() if self._server else None
-            if how is not None:
-                self._die(f"the SGLang server ended ({how})")
-            elif time.monotonic() - looked >= self._config.look_every_s:
-                is_held = self._paused or self._swap_lock.locked()
-                if is_held or await client.alive(limit_s=self._config.silent_s):
-                    heard = time.monotonic()
-                elif time.monotonic() - heard >= self._config.silent_s:
-                    self._die(f"the SGLang server at {client.url} does not answer any more")
-                looked = time.monotonic()
-
-    def _die(self, why: str) -> None:
-        if not self._death.done():
-            self._death.set_result(why)
-            if self._server is not None:
-                self._server.kill()  # this process can be about to end too
-
-    def _ready(self) -> SGLangClient:
-        if self._client is None or self._transport is None:
-            raise InferenceFailure("the engine is not running", boundary="engine.generate")
-        if self._death.done():
-            raise EngineDied(self._death.result(), boundary="sglang")
-        return self._client
-
-    async def _or_death(
-        self, work: Coroutine[Any, Any, T], ended: asyncio.Future[None] | None = None
-    ) -> T | None:
-        """Return the result of the work, or None if ``ended`` is done first.
-
-        Raises:
-            EngineDied: If the server has ended, or ends meanwhile.
-        """
-        task = asyncio.ensure_future(work)
-        others: set[asyncio.Future[Any]] = {self._death} | ({ended} if ended else set())
-        try:
-            await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            if self._death.done():
-                raise EngineDied(self._death.result(), boundary="sglang")
-            return None
-        except EngineDied as e:
-            self._die(first_line(str(e)))
-            raise
-        finally:
-            task.cancel()
-
-    # Requests
-
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """See :meth:`InferenceEngine.generate`.
-
-        Raises:
-            EngineDied: If the server has ended, or ends meanwhile.
-        """
-        self._ready()
-        if request.request_id in self._flights:
-            raise InferenceFailure(f"request id {request.request_id!r} is already in flight")
-        prompt = check_request(
-            request, vocab_size=self._facts.vocab_size, max_tokens=self._max_tokens
+            "disable_overlap_schedule": self._keep_kv,
+            **config.server_args,
+            "host": "127.0.0.1",
+            "port": port,
+        }
+        argv = launcher(config.command, config.package, config.start_args)
+        return argv + dialect.flags(options, on_cpu=on_cpu), dialect.environment(
+            config.environment, on_cpu=on_cpu
         )
-        body = dialect.generate_body(request, f"{request.request_id}~{next(self._rids)}")
-        params = body["sampling_params"]
-        params["max_new_tokens"] = min(request.max_new_tokens, self._max_tokens - len(prompt))
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        flight = _Flight(body["rid"], len(prompt), self._num_swaps, ended)
-        if not self._flights:
-            self._busy_since = time.monotonic()
-        self._flights[request.request_id] = flight
-        try:
-            answer = await self._or_death(self._answer(body), ended)
-            if answer is None and ended.done():
-                return GenerateResult([], [], (), "abort")
-            return self._result(answer, flight)
-        except asyncio.CancelledError:
-            self._spawn(self._abort_at_server(flight.rid))
-            raise
-        finally:
-            del self._flights[request.request_id]
-            if not self._flights:
-                self._busy_s += time.monotonic() - self._busy_since
 
-    async def _answer(self, body: dialect.Json) -> Any:
-        await self._open.wait()
-        return await self._ready().post(dialect.GENERATE, body, limit_s=None)
+    async def _check(self, client: ServerClient) -> ServerFacts:
+        info = await client.get(dialect.MODEL_INFO)
+        about = await client.get(dialect.SERVER_INFO)
+        trouble = self._trouble(info, about)
+        if trouble is None and self._process is None:
+            folder = str(info.get("tokenizer_path") or info.get("model_path") or "")
+            path = None if about.get("skip_tokenizer_init") else dialect.TOKENIZE
+            trouble = await tokenizer_trouble(client, self._facts, folder, path)
+        if trouble is not None:
+            raise ConfigError(f"engine: the SGLang server at {client.url} {trouble}")
+        return ServerFacts(
+            weight_version=str(info.get("weight_version")),
+            tp_size=int(about.get("tp_size") or 1),
+            device=str(about.get("device") or ""),
+        )
 
-    def _result(self, answer: Any, flight: _Flight) -> GenerateResult:
-        computed, cached = dialect.num_read(answer)
-        first: dialect.KvOrigin = "fresh"
-        is_late = flight.num_swaps < self._num_swaps and dialect.num_spans(answer) == 1
-        if self._keep_kv and (is_late or (cached and flight.num_swaps > 1)):
-            first = "kept"  # a part of the prompt's KV can be of older weights
-        later: dialect.KvOrigin = "kept" if self._keep_kv else "recomputed"
-        result = dialect.generate_result(answer, self._versions, (first, later))
-        self._cached_tokens += cached
-        self._prefill_tokens += computed
-        self._decode_tokens += len(result.token_ids)
-        return result
-
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        """End these requests now; unknown ids are ignored.
-
-        A paused server returns nothing, so its requests return without tokens.
-        """
-        flights = [self._flights[i] for i in request_ids if i in self._flights]
-        if self._paused:
-            for flight in flights:
-                self._give_up(flight)
-            return
-        await asyncio.gather(*(self._abort_at_server(flight.rid) for flight in flights))
-
-    def _give_up(self, flight: _Flight) -> None:
-        if not flight.ended.done():
-            flight.ended.set_result(None)
-        self._spawn(self._abort_at_server(flight.rid, when_open=True))
-
-    async def _abort_at_server(self, rid: str, *, when_open: bool = False) -> None:
-        """Abort until the server answers, because it ignores ids that it has not received yet."""
-        if when_open:
-            await self._open.wait()
-        for _ in range(_ABORTS):
-            with contextlib.suppress(EngineDied, InferenceFailure, TimeoutError):
-                await self._or_death(self._ready().post(dialect.ABORT, {"rid": rid}))
-            if all(flight.rid != rid for flight in self._flights.values()):
-                return
-            await asyncio.sleep(_ABORT_AGAIN_S)
-
-    async def release(self, session_id: str) -> None:
-        """Do nothing: the server's prefix cache evicts the least recently used entries."""
-
-    # Weights
-
-    async def load_weights(self, policy_version: int) -> WeightSwap:
-        """See :meth:`InferenceEngine.load_weights`.
-
-        Raises:
-            LookupError: If the channel has neither this version nor a newer one.
-            ValueError: If the tensors do not fit the model, or are corrupt. The old weights stay in
-                use.
-            EngineDied: If the server rejects the weights (its state is then unknown), or they
-                cannot be written.
-        """
-        client, transport, channel = self._ready(), self._transport, self._channel
-        assert transport is not None
-        if channel is None:
-            raise InferenceFailure("the engine has no weight channel", boundary="load_weights")
-        async with self._swap_lock:
-            moved = -channel.moved_bytes
-            try:
-                incoming, ready = await asyncio.to_thread(
-                    self._prepared, channel, transport, policy_version
-                )
-            except InferenceFailure as e:
-                raise self._without_weights(str(e)) from e
-            tag = self._tag(incoming.policy_version)
-            self._versions[tag] = incoming.policy_version
-            began = time.monotonic()
-            # a running server's cache can be of any weights, so the first swap flushes it
-            keep = self._keep_kv and self._num_swaps > 0
-            await self._swap(
-                client, partial(transport.send, ready, tag, keep_kv=keep), keep_kv=keep
+    def _trouble(self, info: Json, about: Json) -> str | None:
+        model, max_tokens = self._facts, self._max_tokens
+        theirs = tuple(info.get("architectures") or ())
+        if model.architectures and theirs and theirs != model.architectures:
+            return f"has the model {theirs[0]}, but the run's model is {model.architectures[0]}"
+        if int(about.get("dp_size") or 1) != 1:
+            return (
+                "has several replicas (dp_size), which do not support weight updates; use more "
+                "engines instead"
             )
-            stall_s = time.monotonic() - began
-            lost = 0 if keep else sum(f.num_tokens for f in self._flights.values())
-            self._version = incoming.policy_version
-            return WeightSwap(
-                incoming.policy_version,
-                stall_s,
-                incoming.num_bytes,
-                lost,
-                fetch_s=incoming.fetch_s,
-                moved_bytes=moved + channel.moved_bytes,
+        limit = about.get("max_req_input_len")
+        if limit is not None and int(limit) + 1 < max_tokens:
+            return (
+                f"accepts at most {limit} tokens, but rollout.max_context_tokens is {max_tokens}: "
+                f"start it with --context-length {max_tokens + dialect.CONTEXT_MARGIN}, or lower "
+                "rollout.max_context_tokens"
             )
+        if self._keep_kv and not about.get("disable_overlap_schedule"):
+            return (
+                "uses the overlap schedule, which would assign a token to the next weights: start "
+                "it with --disable-overlap-schedule, or use rollout.kv_on_swap: recompute"
+            )
+        cache = about.get("max_total_num_tokens")
+        if cache is not None and int(cache) < max_tokens:
+            return f"has a KV cache of {cache} tokens, too small for a row of {max_tokens}"
+        return None
 
-    async def _swap(
-        self, client: SGLangClient, send: Callable[[], Coroutine[Any, Any, None]], *, keep_kv: bool
-    ) -> None:
-        """Pause, send, continue; a server that does not accept all of it counts as dead."""
-        mode = "in_place" if keep_kv else "retract"
-        try:
-            async with asyncio.timeout(self._config.update_s):
-                await self._or_death(client.post(dialect.PAUSE, {"mode": mode}))
-                self._num_swaps += 1
-                await self._or_death(send())
-                if not self._paused:
-                    await self._or_death(client.post(dialect.CONTINUE))
-        except (InferenceFailure, TimeoutError, RuntimeError) as e:
-            late = f"the server did not load them within {self._config.update_s:g} s"
-            raise self._without_weights(str(e) or late) from e
+    def _new_transport(self, client: ServerClient, seen: ServerFacts) -> WeightTransport:
+        return new_transport(self._config, client, seen, self._model_path)
 
-    def _without_weights(self, why: str) -> EngineDied:
-        self._die(f"new weights failed: {first_line(why)}")
-        return EngineDied(self._death.result(), boundary="load_weights")
+    async def _ask(
+        self, client: ServerClient, request: GenerateRequest, rid: str, max_new_tokens: int
+    ) -> Answer:
+        body = dialect.generate_body(request, rid, max_new_tokens)
+        return dialect.read_answer(await client.post(dialect.GENERATE, body, limit_s=None))
 
-    def _prepared(
-        self, channel: WeightChannel, transport: WeightTransport, policy_version: int
-    ) -> tuple[Incoming, Any]:
-        """Fetch weights, and prepare each tensor for the transport as it arrives; in a thread."""
-        ready: list[Any] = []
+    async def _ask_abort(self, client: ServerClient, rid: str) -> None:
+        await client.post(dialect.ABORT, {"rid": rid})
 
-        def stage(tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
-            shapes: dict[str, tuple[int, ...]] = {}
-            num_bytes = 0
+    async def _ask_pause(self, client: ServerClient, *, keep_kv: bool) -> None:
+        await client.post(dialect.PAUSE, {"mode": "in_place" if keep_kv else "retract"})
 
-            def seen() -> Iterator[tuple[str, torch.Tensor]]:
-                nonlocal num_bytes
-                for name, tensor in as_in_files(tensors, self._facts.architectures):
-                    shapes[name] = tuple(tensor.shape)
-                    num_bytes += tensor.nbytes
-                    yield name, tensor
-                self._facts.check_fit(shapes)
+    async def _ask_continue(self, client: ServerClient) -> None:
+        await client.post(dialect.CONTINUE)
 
-            ready[:] = [transport.prepare(seen())]
-            return num_bytes
+    async def _end_swap(self, client: ServerClient) -> None:
+        with contextlib.suppress(EngineDied, InferenceFailure, TimeoutError):
+            await client.post(dialect.END_UPDATE)
+        await client.post(dialect.CONTINUE)
 
-        return fetch(channel, policy_version, stage), ready[0]
-
-    def _tag(self, policy_version: int) -> str:
-        return f"{policy_version}/{os.getpid()}.{next(self._tags)}"
-
-    async def pause(self) -> None:
-        """Stop generating at the next token; requests in flight wait."""
-        self._paused = True
-        self._open.clear()
-        await self._or_death(self._ready().post(dialect.PAUSE, {"mode": "in_place"}))
-
-    async def resume(self) -> None:
-        """Continue after ``pause``."""
-        self._paused = False
-        await self._or_death(self._ready().post(dialect.CONTINUE))
-        self._open.set()
-
-    # Statistics
-
-    async def stats(self) -> EngineStats:
-        """Return the counters of this process, and the gauges of the server.
-
-        Raises:
-            EngineDied: If the server has ended.
-        """
-        load = await self._or_death(self._ready().get(dialect.LOADS))
-        running, waiting, kv_used = dialect.load_of(load)
-        busy_s = self._busy_s + (time.monotonic() - self._busy_since if self._flights else 0.0)
-        return EngineStats(
-            policy_version=self._version,
-            num_running=running,
-            num_waiting=waiting,
-            prefill_tokens=self._prefill_tokens,
-            cached_tokens=self._cached_tokens,
-            decode_tokens=self._decode_tokens,
-            busy_s=busy_s,
-            kv_used=kv_used,
-            extra={"in_flight": float(len(self._flights)), "swaps": float(self._num_swaps)},
-        )
-
-    async def close(self) -> None:
-        """Stop the server if it was launched here; requests in flight fail. Can be called twice."""
-        client, self._client = self._client, None
-        if self._channel is not None:
-            self._channel.close()
-        if client is None and self._server is None:
-            return
-        if not self._death.done():
-            self._death.set_result("the engine was closed")
-        tasks = [*self._tasks, *([self._watching] if self._watching else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._transport is not None and self._server is None:
-            await self._transport.leave()  # a running server continues without this engine
-        if client is not None:
-            await client.close()
-        if self._server is not None:
-            await self._server.close()
-        if self._transport is not None:
-            await asyncio.to_thread(self._transport.close)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _check_url(config: SGLangConfig, engine_index: int) -> None:
-    """Raise if the config has URLs, but none for this engine.
-
-    Raises:
-        ConfigError: If there are too few URLs.
-    """
-    if config.url and engine_index >= len(config.url):
-        raise ConfigError(
-            f"engine.url has {len(config.url)} servers, but this is engine {engine_index + 1}: "
-            "set one URL for each engine, or use fewer engines"
-        )
+    async def _load(self, client: ServerClient) -> tuple[int, int, float]:
+        return dialect.load_of(await client.get(dialect.LOADS))

@@ -1,6 +1,6 @@
 """The formats of SGLang's HTTP API. All differences between its releases are in this file.
 
-Takes: requests of the engine, responses of the server. Gives: request bodies, flags, and results.
+Takes: requests of the engine, responses of the server. Gives: request bodies, flags, and answers.
 Never: opens a connection.
 
 Tested with SGLang 0.5.23. Responses without ``weight_versions`` (older releases) are rejected,
@@ -9,16 +9,14 @@ because the weights that sampled each token are then unknown.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Final
 
-from rollart_core.contracts.inference import FinishReason, GenerateRequest, GenerateResult
-from rollart_core.errors import InferenceFailure
-from rollart_core.types import TokenSpan
+from rollart_core.contracts.inference import FinishReason, GenerateRequest
+from rollart_plugins.engines.server_answers import Answer, Json, WeightSpan, odd_answer
+from rollart_plugins.engines.server_process import command_flags
 
-Json: TypeAlias = dict[str, Any]
-KvOrigin: TypeAlias = Literal["fresh", "kept", "recomputed"]
+SERVER: Final = "SGLang"
 
 GENERATE, ABORT = "/generate", "/abort_request"
 MODEL_INFO, SERVER_INFO, LOADS = "/model_info", "/server_info", "/v1/loads?include=core"
@@ -42,27 +40,23 @@ _CPU: Json = {
     "cuda_graph_backend_prefill": "disabled",
     "sleep_on_idle": True,
 }
-ENVIRONMENT = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+_ENVIRONMENT = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 """With the margin, the context can be longer than the model's maximum; no token uses the margin."""
-CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
+_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 
 
 def flags(options: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
     """Return the command line flags of a server; ``options`` override the defaults for a CPU."""
-    merged = {**(_CPU if on_cpu else {}), **options}
-    found = list(_LAUNCH)
-    for key, value in merged.items():
-        flag = "--" + key.replace("_", "-")
-        if value is True:
-            found.append(flag)
-        elif isinstance(value, list | tuple):
-            found += [flag, *map(str, value)]
-        elif value is not False and value is not None:
-            found += [flag, str(value)]
-    return found
+    return [*_LAUNCH, *command_flags({**(_CPU if on_cpu else {}), **options})]
 
 
-def generate_body(request: GenerateRequest, rid: str) -> Json:
+def environment(more: Mapping[str, str], *, on_cpu: bool) -> dict[str, str]:
+    """Return the server's environment variables, without the Python paths of the run."""
+    cpu = _CPU_ENVIRONMENT if on_cpu else {}
+    return {"PYTHONPATH": "", **_ENVIRONMENT, **cpu, **more}
+
+
+def generate_body(request: GenerateRequest, rid: str, max_new_tokens: int) -> Json:
     """Return the body of one generation.
 
     It contains every sampling parameter, so that no default of the server or model applies.
@@ -74,7 +68,7 @@ def generate_body(request: GenerateRequest, rid: str) -> Json:
         "stream": False,
         "sampling_params": {
             "temperature": request.temperature,
-            "max_new_tokens": request.max_new_tokens,
+            "max_new_tokens": max_new_tokens,
             "stop_token_ids": list(request.stop_token_ids),
             "top_p": 1.0,
             "top_k": -1,
@@ -87,56 +81,35 @@ def generate_body(request: GenerateRequest, rid: str) -> Json:
     }
 
 
-def generate_result(
-    answer: Json, versions: Mapping[str, int], kv: Sequence[KvOrigin]
-) -> GenerateResult:
-    """Return the result in a response.
+def read_answer(answer: Any) -> Answer:
+    """Return a response in the form that all servers share.
 
-    Args:
-        answer: The response of the server.
-        versions: The policy version of each tag.
-        kv: The cache origin of the first span, and of the later spans.
+    A request that was aborted while it waited has no counts.
 
     Raises:
         InferenceFailure: If the response lacks required data.
     """
+    meta = answer.get("meta_info") if isinstance(answer, dict) else None
+    if not isinstance(meta, dict):
+        raise odd_answer(SERVER, "it has no meta_info")
     try:
-        meta = answer["meta_info"]
         pairs = meta.get("output_token_logprobs") or []
         token_ids = [int(pair[1]) for pair in pairs]
-        logprobs = [float(pair[0]) for pair in pairs]
         reason = _reason(meta["finish_reason"])
         if reason != "abort" and token_ids != answer["output_ids"]:
-            raise _odd("its output_ids differ from the tokens of its logprobs")
-        num_cached = int(meta.get("cached_tokens") or 0)
-        spans = _spans(meta.get("weight_versions"), len(token_ids), versions, kv)
-    except (KeyError, TypeError, ValueError, IndexError) as e:
-        raise _odd(f"{type(e).__name__}: {e}") from e
-    if not all(map(math.isfinite, logprobs)):
-        raise InferenceFailure("the model's logits are not finite", boundary="engine.generate")
-    return GenerateResult(token_ids, logprobs, spans, reason, num_cached)
-
-
-def num_spans(answer: Any) -> int:
-    """Return the number of weight spans in a response."""
-    return len(_meta(answer).get("weight_versions") or ())
-
-
-def num_read(answer: Any) -> tuple[int, int]:
-    """Return how many prompt tokens a server computed, and how many were cached.
-
-    Both are 0 for a request that was aborted while it waited: its ``meta_info`` lacks the counts.
-
-    Raises:
-        InferenceFailure: If the response has no ``meta_info``, or its counts are not numbers.
-    """
-    meta = _meta(answer)
-    try:
+            raise odd_answer(SERVER, "its output_ids differ from the tokens of its logprobs")
         cached = int(meta.get("cached_tokens") or 0)
-        prompt = int(meta.get("prompt_tokens") or cached)
-    except (TypeError, ValueError) as e:
-        raise _odd(f"{type(e).__name__}: {e}") from e
-    return max(prompt - cached, 0), cached
+        return Answer(
+            SERVER,
+            token_ids,
+            [float(pair[0]) for pair in pairs],
+            reason,
+            _weights(meta.get("weight_versions"), len(token_ids)),
+            int(meta.get("prompt_tokens") or cached),
+            cached,
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as e:
+        raise odd_answer(SERVER, f"{type(e).__name__}: {e}") from e
 
 
 def load_of(said: Any) -> tuple[int, int, float]:
@@ -147,46 +120,24 @@ def load_of(said: Any) -> tuple[int, int, float]:
     return running, waiting, max((float(one["token_usage"]) for one in loads), default=0.0)
 
 
-def _meta(answer: Any) -> Json:
-    meta = answer.get("meta_info") if isinstance(answer, dict) else None
-    if not isinstance(meta, dict):
-        raise _odd("it has no meta_info")
-    return meta
-
-
 def _reason(said: Any) -> FinishReason:
     kind = said["type"]
     if kind == "abort" and said.get("status_code") not in (None, 200, 499, 503):
-        raise _odd(str(said.get("message")))
+        raise odd_answer(SERVER, str(said.get("message")))
     reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
     return reasons[kind]
 
 
-def _spans(
-    said: Any, num_tokens: int, versions: Mapping[str, int], kv: Sequence[KvOrigin]
-) -> tuple[TokenSpan, ...]:
+def _weights(said: Any, num_tokens: int) -> list[WeightSpan]:
     if not num_tokens:
-        return ()
+        return []
     if not said:
-        raise _odd(
+        raise odd_answer(
+            SERVER,
             "it does not contain the weights that sampled the tokens "
-            "(meta_info.weight_versions); use SGLang 0.5.23"
+            "(meta_info.weight_versions); use SGLang 0.5.23",
         )
-    spans: list[TokenSpan] = []
-    for part in said:
-        start, stop = int(part["start"]), min(int(part["end"]), num_tokens)
-        if part["version"] not in versions:
-            raise _odd(
-                f"its weights are {part['version']!r}, which are not of this run; another run "
-                "must not use the same server"
-            )
-        if stop > start:
-            spans.append(TokenSpan(start, stop, versions[part["version"]], kv[bool(spans)]))
-    bounds = [0, *(s.stop for s in spans)]
-    if [s.start for s in spans] != bounds[:-1] or bounds[-1] != num_tokens:
-        raise _odd(f"weight_versions {said} do not cover its {num_tokens} tokens")
-    return tuple(spans)
-
-
-def _odd(what: str) -> InferenceFailure:
-    return InferenceFailure(f"the SGLang server's answer: {what}", boundary="engine.generate")
+    return [
+        (str(part["version"]), int(part["start"]), min(int(part["end"]), num_tokens))
+        for part in said
+    ]

@@ -16,7 +16,6 @@ import contextlib
 import os
 import pickle
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -28,47 +27,21 @@ import torch.distributed
 from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_plugins.engines import sglang_dialect as dialect
 from rollart_plugins.engines.config import SGLangConfig
-from rollart_plugins.engines.sglang_checks import ServerFacts
-from rollart_plugins.engines.sglang_client import SGLangClient
-from rollart_plugins.engines.sglang_server import free_port
+from rollart_plugins.engines.server_answers import Json
+from rollart_plugins.engines.server_checks import ServerFacts
+from rollart_plugins.engines.server_client import ServerClient
+from rollart_plugins.engines.server_engine import WeightTransport
+from rollart_plugins.engines.server_process import free_port
 from rollart_plugins.engines.weight_files import Named, new_folder, write_model, written
 
 dist: Any = torch.distributed  # its exports are not typed
-
-
-class WeightTransport(ABC):
-    """One transport of weights to a server."""
-
-    @abstractmethod
-    def prepare(self, tensors: Iterable[Named]) -> Any:
-        """Do the work that is possible during generation; runs in a thread.
-
-        Raises:
-            InferenceFailure: If this machine cannot prepare the weights.
-            Exception: Any error that ``tensors`` raises. All prepared data is then removed.
-        """
-
-    @abstractmethod
-    async def send(self, ready: Any, tag: str, *, keep_kv: bool) -> None:
-        """Load these weights into a paused server, under the version ``tag``.
-
-        Raises:
-            InferenceFailure: If the server rejects them.
-            RuntimeError: If the broadcast fails.
-        """
-
-    async def leave(self) -> None:  # noqa: B027 - some have nothing there
-        """Release the state of this engine on a server that continues to run."""
-
-    def close(self) -> None:  # noqa: B027 - some hold nothing
-        """Release all resources; can be called twice."""
 
 
 class DiskTransport(WeightTransport):
     """A model folder for each version: config and tokenizer copied, weights written."""
 
     def __init__(
-        self, client: SGLangClient, model: Path, folder: str | None, bucket_bytes: int
+        self, client: ServerClient, model: Path, folder: str | None, bucket_bytes: int
     ) -> None:
         self._client, self._model, self._bucket_bytes = client, model, bucket_bytes
         self._home = new_folder("sglang", folder)
@@ -112,7 +85,7 @@ class DiskTransport(WeightTransport):
 class _Session:
     """Common code of both tensor transports: an update consists of buckets."""
 
-    def __init__(self, client: SGLangClient, bucket_bytes: int) -> None:
+    def __init__(self, client: ServerClient, bucket_bytes: int) -> None:
         self.client, self._bucket_bytes = client, bucket_bytes
 
     def buckets(self, tensors: Iterable[Named]) -> Iterator[list[Named]]:
@@ -135,7 +108,7 @@ class _Session:
         await self.client.post(dialect.END_UPDATE, {}, limit_s=None)
 
 
-def _last_words(is_last: bool, tag: str, keep_kv: bool) -> dialect.Json:
+def _last_words(is_last: bool, tag: str, keep_kv: bool) -> Json:
     """Return the fields that differ for the last bucket, after which the new weights are active."""
     return {
         "weight_version": tag if is_last else None,
@@ -147,7 +120,7 @@ def _last_words(is_last: bool, tag: str, keep_kv: bool) -> dialect.Json:
 class TensorTransport(WeightTransport):
     """Pickled tensors in the request."""
 
-    def __init__(self, client: SGLangClient, tp_size: int, bucket_bytes: int) -> None:
+    def __init__(self, client: ServerClient, tp_size: int, bucket_bytes: int) -> None:
         self._session, self._tp_size = _Session(client, bucket_bytes), tp_size
 
     def prepare(self, tensors: Iterable[Named]) -> list[str]:
@@ -174,7 +147,7 @@ class DistributedTransport(WeightTransport):
     """A broadcast; the process group exists as long as the server."""
 
     def __init__(
-        self, client: SGLangClient, config: SGLangConfig, backend: str, tp_size: int
+        self, client: ServerClient, config: SGLangConfig, backend: str, tp_size: int
     ) -> None:
         self._session = _Session(client, config.bucket_bytes)
         self._backend, self._host, self._tp_size = backend, config.host, tp_size
@@ -284,7 +257,7 @@ class DistributedTransport(WeightTransport):
 
 
 def new_transport(
-    config: SGLangConfig, client: SGLangClient, server: ServerFacts, model_path: str
+    config: SGLangConfig, client: ServerClient, server: ServerFacts, model_path: str
 ) -> WeightTransport:
     """Return the transport that the config selects."""
     if config.weight_transport == "disk":

@@ -1,288 +1,407 @@
-"""The ``vllm`` engine: a running vLLM server, with token ids, that follows training.
+"""The vLLM engine: a server process that it launches, or a server that is already running.
 
-    load_weights: fetch, write safetensors -> [no request in flight] -> reload, clear cache -> on
+    generate       /inference/v1/generate: token ids in; token ids, logprobs and weight versions out
+    load_weights   write safetensors -> /pause?mode=keep -> reload_weights -> name them -> /resume
 
-    watch:        an idle connection, which closes when the server ends
+Takes: the calls of a :class:`ServerEngine`. Gives: requests of vLLM's protocol.
+Never: drains requests for new weights, or uses a server that cannot tell which weights sampled a
+token, or whose logprobs are not those of the sampled distribution.
 
-Takes: requests; versions of weights. Gives: the samples of the server; each answer is of exactly
-one policy version.
-Never: has a request in flight while weights change, or continues with a server that was restarted.
-A restarted server has other weights, so all calls raise EngineDied, and the engine is built again
-with the newest weights.
-
-The engine uses these endpoints of vLLM: ``/collective_rpc`` with the worker's ``reload_weights``,
-and ``/reset_prefix_cache``. vLLM only provides them with ``VLLM_SERVER_DEV_MODE=1``.
+Tested with vLLM 0.32. The endpoints for weights require ``VLLM_SERVER_DEV_MODE=1``, the token
+endpoint requires ``--enable-scale-out``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import os
+import secrets
 import shutil
 import tempfile
-import time
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, ClassVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from rollart_core.contracts.inference import GenerateRequest, GenerateResult, WeightSwap
-from rollart_core.contracts.weights import WeightChannel
-from rollart_core.errors import ConfigError, EndpointError, EngineDied, InferenceFailure
-from rollart_plugins.engines.config import OpenAIConfig, VllmConfig
-from rollart_plugins.engines.endpoint import EndpointServer
-from rollart_plugins.engines.openai import OpenAIEngine, server_of
+from rollart_core.contracts.inference import FinishReason, GenerateRequest
+from rollart_core.errors import ConfigError, InferenceFailure
+from rollart_plugins.engines.config import EngineServerConfig, VllmConfig
+from rollart_plugins.engines.hub_names import model_config
+from rollart_plugins.engines.server_answers import Answer, Json, odd_answer
+from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
+from rollart_plugins.engines.server_client import ServerClient, ServerRefusal
+from rollart_plugins.engines.server_engine import ServerEngine, WeightTransport
+from rollart_plugins.engines.server_process import command_flags, launcher
 
 if TYPE_CHECKING:
     import torch
 
-    from rollart_plugins.engines.incoming import Incoming
+SERVER: Final = "vLLM"
+GENERATE, ABORT = "/inference/v1/generate", "/abort_requests"
+PAUSE, RESUME = "/pause?mode=keep&clear_cache=", "/resume"
+RPC, NAME_WEIGHTS, WEIGHTS = "/collective_rpc", "/update_weight_version", "/weight_info"
+VERSION, MODELS, METRICS, TOKENIZE = "/version", "/v1/models", "/metrics", "/tokenize"
+SERVER_INFO = "/server_info?config_format=json"
+POSTED = (ABORT, "/pause", RESUME, RPC, NAME_WEIGHTS)
+"""Endpoints that a server must have. All of them only accept POST."""
+ID_PREFIX = "generate-tokens-"
+"""vLLM puts it before the ids of requests to :data:`GENERATE`."""
+TESTED = "vLLM 0.32 or newer"
+_NO_LOGPROB = -9999.0
+"""Sent instead of a logprob that is not finite."""
+_INFO_S = 300.0
+"""Maximum time for ``/server_info``, which starts programs to describe the machine."""
 
-_AGAIN_S = 0.5
+_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+
+_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
+_CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""By default, all servers on a machine would bind their threads to the same cores."""
 
 
-class VllmEngine(OpenAIEngine):
-    """Engine that uses a vLLM server and reloads its weights; see the module.
+class VllmEngine(ServerEngine):
+    """One vLLM server; see :class:`ServerEngine` for the arguments."""
 
-    Args:
-        model_path: Path of the served model's tokenizer.
-        channel: Channel of new weights. None: the server keeps its weights.
-        deterministic: Rejected.
-        max_context_tokens: Maximum length of prompt and answer together, at most the server's.
-        engine_index: Index of the engine in the run; only engine 0 can follow training.
-        options: The fields of :class:`VllmConfig`, and options for other engines.
+    server: ClassVar[str] = SERVER
+    answers_in_pause: ClassVar[bool] = True
+    config_type: ClassVar[type[EngineServerConfig]] = VllmConfig
+    _config: VllmConfig
+    _is_on_cpu = False
 
-    Raises:
-        ConfigError: If the server does not support what the run requires.
-    """
+    def _command_line(self, port: int, first_gpu: int | None) -> tuple[list[str], dict[str, str]]:
+        config, self._is_on_cpu = self._config, first_gpu is None
+        options: Json = {
+            "dtype": self._dtype,
+            "max_model_len": self._max_tokens,
+            "tensor_parallel_size": config.tp_size,
+            "seed": secrets.randbits(31),  # servers with one seed sample the same tokens
+            "enforce_eager": self._is_on_cpu,
+            "enable_prompt_tokens_details": True,
+            "disable_uvicorn_access_log": True,
+            **config.server_args,
+            "enable_scale_out": True,
+            "logprobs_mode": "processed_logprobs",
+            "host": "127.0.0.1",
+            "port": port,
+        }
+        argv = launcher(config.command, config.package, config.start_args)
+        if first_gpu is None:
+            devices = _CPU_ENVIRONMENT
+        else:
+            devices = {"CUDA_VISIBLE_DEVICES": _visible(first_gpu, config.tp_size)}
+        environment = {"PYTHONPATH": "", **_ENVIRONMENT, **devices, **config.environment}
+        return [*argv, self._model_path, *command_flags(options)], environment
 
-    follows_training: ClassVar[bool] = True
+    # Checks
 
-    def __init__(
-        self,
-        *,
-        model_path: str,
-        channel: WeightChannel | None = None,
-        deterministic: bool = False,
-        max_context_tokens: int = 2048,
-        engine_index: int = 0,
-        **options: object,
-    ) -> None:
-        if engine_index and channel is not None:
-            channel.close()
-            raise ConfigError(
-                "runtime.num_engines: a vLLM server supports one engine only, because no request "
-                "can be in flight during a weight update; set it to 1"
+    async def _check(self, client: ServerClient) -> ServerFacts:
+        version = await _version(client)
+        trouble = await _lacks(client) or await self._first_token(client)
+        if trouble is None and self._process is None:
+            trouble = await self._unsuitable(client)
+        if trouble is not None:
+            raise ConfigError(f"engine: the vLLM server at {client.url} ({version}) {trouble}")
+        tag = self._new_tag(self._version)
+        await client.post(NAME_WEIGHTS, {"new_version": tag})
+        return ServerFacts(tag, device="cpu" if self._is_on_cpu else "cuda")
+
+    async def _first_token(self, client: ServerClient) -> str | None:
+        """Generate one token; return what is wrong with the answer."""
+        request = GenerateRequest("rollart-check", [0], 1)
+        try:
+            said = await client.post(GENERATE, generate_body(request, "rollart-check", 1))
+            read_answer(said)
+        except ServerRefusal as e:
+            fix = {
+                401: "set engine.api_key_variable",
+                403: "start it with --enable-scale-out",
+                404: f"use {TESTED}",
+            }.get(e.status)
+            return f"does not generate from token ids: {e}" + (f"; {fix}" if fix else "")
+        except InferenceFailure as e:
+            return f"does not return what training needs: {e}; use {TESTED}"
+        if self._keep_kv and _num_cached(said) is None:
+            return (
+                "does not tell which prompt tokens were cached: start it with "
+                "--enable-prompt-tokens-details, or use rollout.kv_on_swap: recompute"
             )
-        own = {name: value for name, value in options.items() if name in VllmConfig.model_fields}
-        self._vllm = VllmConfig.model_validate(own)
-        shared = self._vllm.model_dump(include=set(OpenAIConfig.model_fields))
-        super().__init__(
-            OpenAIConfig.model_validate(shared),
-            model_path=model_path,
-            channel=channel,
-            deterministic=deterministic,
-            max_context_tokens=max_context_tokens,
-        )
-        self._channel = channel
-        self._fetching = Lock()
-        self._folder: Path | None = None
-        self._architectures: tuple[str, ...] | None = None
-        self._dead = ""
-        self._watching: asyncio.Task[None] | None = None
+        return None
 
-    async def start(self) -> None:
-        """Wait for the server, compare its tokens with the tokenizer's, and watch the connection.
-
-        Raises:
-            ConfigError: If the server is not reachable, or has another model.
-        """
-        self._swap_lock, self._free, self._idle = asyncio.Lock(), asyncio.Event(), asyncio.Event()
-        self._free.set()
-        await self._await_server()
-        await super().start()
-
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """See :meth:`InferenceEngine.generate`.
-
-        Raises:
-            EngineDied: If the server has ended or was restarted.
-        """
-        self._check_alive()
-        raw = self._channel is not None and self._vllm.logprobs == "raw"
-        if raw and request.temperature not in (0.0, 1.0):
-            failure = InferenceFailure(
-                f"rollout.temperature is {request.temperature:g}, but raw logprobs are those of "
-                "temperature 1: start vLLM with --logprobs-mode processed_logprobs and set "
-                "engine.logprobs: processed",
-                boundary="generate",
+    async def _unsuitable(self, client: ServerClient) -> str | None:
+        """Return how a server that this engine did not launch does not fit the run."""
+        about = (await client.get(SERVER_INFO, limit_s=_INFO_S))["vllm_config"]
+        models = (await client.get(MODELS))["data"]
+        model, parallel = about["model_config"], about["parallel_config"]
+        self._is_on_cpu = about["device_config"]["device"] == "cpu"
+        mode = model.get("logprobs_mode")
+        if mode != "processed_logprobs":
+            return (
+                f"returns {mode}, but training needs the logprobs of the sampled distribution: "
+                "start it with --logprobs-mode processed_logprobs"
             )
-            failure.retryable = False
-            raise failure
-        return await super().generate(request)
-
-    async def load_weights(self, policy_version: int) -> WeightSwap:
-        """See :meth:`InferenceEngine.load_weights`.
-
-        Raises:
-            LookupError: If the channel has neither this version nor a newer one.
-            EngineDied: If the server rejects the weights (its state is then unknown), or they
-                cannot be written.
-        """
-        self._ready()
-        channel = self._channel
-        if channel is None:
-            raise InferenceFailure("the engine has no weight channel", boundary="load_weights")
-        async with self._swap_lock:
-            moved = -channel.moved_bytes
-            try:
-                incoming, folder = await asyncio.to_thread(self._written, channel, policy_version)
-            except InferenceFailure as e:
-                self._dead = str(e)
-                raise EngineDied(self._dead, boundary="load_weights") from e
-            self._free.clear()
-            try:
-                await self._quiet()
-                began = time.perf_counter()
-                await self._reload(folder)
-                self._version = incoming.policy_version
-            finally:
-                self._free.set()
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            return WeightSwap(
-                incoming.policy_version,
-                time.perf_counter() - began,
-                incoming.num_bytes,
-                fetch_s=incoming.fetch_s,
-                moved_bytes=moved + channel.moved_bytes,
+        limit = int(models[0].get("max_model_len") or self._max_tokens)
+        if limit < self._max_tokens:
+            return (
+                f"accepts at most {limit} tokens, but rollout.max_context_tokens is "
+                f"{self._max_tokens}: start it with --max-model-len {self._max_tokens}, or lower "
+                "rollout.max_context_tokens"
             )
+        if int(parallel.get("data_parallel_size") or 1) != 1:
+            return (
+                "has several replicas (--data-parallel-size), which do not support weight updates; "
+                "use more engines instead"
+            )
+        if len(self._config.url) > 1 and model.get("seed") == 0:
+            return (
+                "has the default seed 0, with which several servers sample the same tokens: start "
+                "each server with its own --seed"
+            )
+        theirs = _architectures(str(models[0].get("root")))
+        ours = self._facts.architectures
+        if ours and theirs and theirs != ours:
+            return f"has the model {theirs[0]}, but the run's model is {ours[0]}"
+        path = None if model.get("skip_tokenizer_init") else TOKENIZE
+        return await tokenizer_trouble(client, self._facts, str(model.get("tokenizer")), path)
 
-    async def close(self) -> None:
-        """Disconnect all requests, and remove the written files."""
-        watching, self._watching = self._watching, None
-        if watching is not None:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-        await super().close()
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        if self._channel is not None:
-            self._channel.close()
+    async def _is_alive(self, client: ServerClient) -> bool:
+        """Ask the process that computes, because ``/health`` does not reach it."""
+        expected = self._tag
+        try:
+            info = await client.get(WEIGHTS, limit_s=self._config.silent_s)
+        except (InferenceFailure, TimeoutError):
+            return False
+        found = info.get("weight_version") if isinstance(info, Mapping) else None
+        if found != expected and expected == self._tag and not self._swap_lock.locked():
+            self._die(
+                f"the vLLM server at {client.url} has the weights {found!r}, not those of this "
+                "engine: it was restarted, or another run uses it"
+            )
+        return True
+
+    # Requests
+
+    async def _ask(
+        self, client: ServerClient, request: GenerateRequest, rid: str, max_new_tokens: int
+    ) -> Answer:
+        body = generate_body(request, rid, max_new_tokens)
+        return read_answer(await client.post(GENERATE, body, limit_s=None))
+
+    async def _ask_abort(self, client: ServerClient, rid: str) -> None:
+        await client.post(ABORT, {"request_ids": [ID_PREFIX + rid]})
+
+    async def _load(self, client: ServerClient) -> tuple[int, int, float]:
+        return load_of(await client.get(METRICS))
 
     # Weights
 
-    def _written(self, channel: WeightChannel, policy_version: int) -> tuple[Incoming, Path]:
-        """Fetch and write in a thread, one at a time; a cancelled caller's thread continues."""
-        from rollart_plugins.engines.hub_names import as_in_files, model_config
-        from rollart_plugins.engines.incoming import fetch
-        from rollart_plugins.engines.weight_files import write_model, written
+    def _new_transport(self, client: ServerClient, seen: ServerFacts) -> WeightTransport:
+        return _FolderTransport(client, self._config.weights_folder, with_head=seen.device == "cpu")
 
-        with self._fetching:
-            if self._architectures is None:
-                given = model_config(self._model_path).get("architectures")
-                self._architectures = tuple(given or ())
-            with written(Path(self._vllm.weights_dir or tempfile.gettempdir())):
-                folder = self._new_folder()
-            named = partial(as_in_files, architectures=self._architectures)
+    async def _ask_pause(self, client: ServerClient, *, keep_kv: bool) -> None:
+        await client.post(PAUSE + ("false" if keep_kv else "true"))
 
-            def stage(tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
-                return write_model(folder, named(tensors))
+    async def _ask_continue(self, client: ServerClient) -> None:
+        await client.post(RESUME)
 
-            try:
-                return fetch(channel, policy_version, stage), folder
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
+    async def _end_swap(self, client: ServerClient) -> None:
+        await client.post(RESUME)
 
-    def _new_folder(self) -> Path:
-        from rollart_plugins.engines.weight_files import new_folder
 
-        if self._folder is None:
-            self._folder = new_folder("vllm", self._vllm.weights_dir)
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
-        folder.chmod(0o755)
+class _FolderTransport(WeightTransport):
+    """A folder of safetensors files, which the server reads.
+
+    Args:
+        client: Client of the server.
+        folder: Parent of the folders. None: the temporary folder.
+        with_head: Whether a tied output head is written. On a CPU, vLLM 0.32 keeps a packed copy of
+            the head, which it only replaces if the files contain the head.
+    """
+
+    def __init__(self, client: ServerClient, folder: str | None, *, with_head: bool) -> None:
+        self._client, self._parent, self._with_head = client, folder, with_head
+        self._home: Path | None = None
+
+    def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Path:
+        """Write the folder; see :meth:`WeightTransport.prepare`."""
+        from rollart_plugins.engines.weight_files import new_folder, write_model, written
+
+        with written(Path(self._parent or tempfile.gettempdir())):
+            if self._home is None:
+                self._home = new_folder("vllm", self._parent)
+            folder = Path(tempfile.mkdtemp(dir=self._home))
+            folder.chmod(0o755)  # the server can run as another user
+        try:
+            write_model(folder, _with_head(tensors) if self._with_head else tensors)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return folder
 
-    async def _quiet(self) -> None:
-        """Wait until no request is in flight."""
-        while self._num_running:
-            self._idle.clear()
-            await self._idle.wait()
-        self._check_alive()
-
-    async def _reload(self, folder: Path) -> None:
-        """Load the weights in a folder into the server.
-
-        Raises:
-            EngineDied: If the server rejects them.
-        """
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+    async def send(self, ready: Path, tag: str, *, keep_kv: bool) -> None:
+        """See :meth:`WeightTransport.send`; the pause has cleared the cache if it must be."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(ready)}}
         try:
-            await self._client.post("/collective_rpc", body)
-            await self._client.post("/reset_prefix_cache", {})
-        except EndpointError as e:
-            hint = " (start it with VLLM_SERVER_DEV_MODE=1)" if e.kind == "missing" else ""
-            self._dead = f"vLLM rejected new weights: {e}{hint}"
-            raise EngineDied(self._dead, boundary="load_weights") from e
-
-    async def _post(self, path: str, body: dict[str, object]) -> dict[str, object]:
-        assert self._open is not None
-        while not (self._free.is_set() and self._open.is_set()):
-            await self._free.wait()
-            await self._open.wait()
-        self._check_alive()
-        try:
-            return await super()._post(path, body)
+            await self._client.post(RPC, body, limit_s=None)
+            await self._client.post(NAME_WEIGHTS, {"new_version": tag})
         finally:
-            if not self._num_running:
-                self._idle.set()
+            await asyncio.to_thread(shutil.rmtree, ready, ignore_errors=True)
 
-    # The server
+    def close(self) -> None:
+        """Remove the folders."""
+        if self._home is not None:
+            shutil.rmtree(self._home, ignore_errors=True)
 
-    async def _await_server(self) -> None:
-        """Connect, and watch the connection: while it is open, the server was not restarted."""
-        parts = urlsplit(self._vllm.base_url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        until_s = time.monotonic() + self._vllm.start_s
-        while True:
-            try:
-                reader, writer = await asyncio.open_connection(
-                    parts.hostname, port, ssl=parts.scheme == "https" or None
-                )
-                break
-            except OSError as e:
-                if time.monotonic() >= until_s:
-                    raise ConfigError(
-                        f"engine: no server is reachable at {self._vllm.base_url} "
-                        f"({e.strerror or e}): start the server, or correct engine.base_url"
-                    ) from e
-            await asyncio.sleep(_AGAIN_S)
-        self._watching = asyncio.create_task(self._watch(reader, writer), name="vllm watch")
 
-    async def _watch(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with suppress(OSError):
-                await reader.read(1)
-            self._dead = (
-                f"vLLM at {self._vllm.base_url} closed its connection: it ended or was restarted "
-                "(do not use a proxy that closes idle connections)"
+def _with_head(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors and, if the output head is not among them, the embedding as the head."""
+    embedding, has_head = None, False
+    for name, tensor in tensors:
+        yield name, tensor
+        has_head |= name == _HEAD
+        embedding = tensor if name.endswith(_EMBEDDING) else embedding
+    if embedding is not None and not has_head:
+        yield _HEAD, embedding
+
+
+def generate_body(request: GenerateRequest, rid: str, max_new_tokens: int) -> Json:
+    """Return the body of one generation.
+
+    It contains every sampling parameter, so that no default of the server or model applies.
+    """
+    return {
+        "request_id": rid,
+        "token_ids": list(map(int, request.token_ids)),
+        "stream": False,
+        "sampling_params": {
+            "temperature": request.temperature,
+            "max_tokens": max_new_tokens,
+            "stop_token_ids": list(request.stop_token_ids),
+            "ignore_eos": True,  # only the stop tokens of the request end it
+            "logprobs": 0,  # only the sampled token's
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "skip_special_tokens": False,
+            "detokenize": False,
+        },
+    }
+
+
+def read_answer(said: Any) -> Answer:
+    """Return a response in the form that all servers share.
+
+    Raises:
+        InferenceFailure: If the response lacks required data.
+    """
+    try:
+        (choice,) = said["choices"]
+        token_ids = [int(i) for i in choice["token_ids"] or ()]
+        rows = (choice.get("logprobs") or {}).get("content") or []
+        reason = _reason(choice["finish_reason"])
+        if [int(row["token_id"]) for row in rows] != token_ids:
+            raise odd_answer(SERVER, "its token_ids differ from the tokens of its logprobs")
+        weights = choice.get("weight_versions")
+        if token_ids and not weights:
+            raise odd_answer(
+                SERVER,
+                "it does not contain the weights that sampled the tokens (weight_versions)",
             )
-        finally:
-            writer.close()
+        return Answer(
+            SERVER,
+            token_ids,
+            [_logprob(row["logprob"]) for row in rows],
+            reason,
+            [(str(w["version"]), int(w["start"]), int(w["end"])) for w in weights or ()],
+            int(said["usage"]["prompt_tokens"]),
+            _num_cached(said) or 0,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise odd_answer(SERVER, f"{type(e).__name__}: {e}") from e
 
-    def _check_alive(self) -> None:
-        if self._dead:
-            raise EngineDied(self._dead, boundary="generate")
 
-    def _failure(self, error: EndpointError) -> InferenceFailure:
-        if error.kind == "unreachable":
-            self._dead = self._dead or str(error)
-            return EngineDied(self._dead, boundary="generate")
-        return super()._failure(error)
+def load_of(said: Any) -> tuple[int, int, float]:
+    """Return the numbers of running and waiting requests, and the share of the KV cache in use.
 
-    def _server(self) -> EndpointServer:
-        return replace(server_of(self._vllm), retry_lost=False)
+    Args:
+        said: The metrics in Prometheus' text format, one line for each replica.
+    """
+    found: dict[str, list[float]] = {}
+    for line in str(said).splitlines():
+        name, _, rest = line.partition("{")
+        if rest:
+            found.setdefault(name, []).append(float(rest.rpartition(" ")[2]))
+    running, waiting = (
+        sum(found.get(f"vllm:num_requests_{s}", ())) for s in ("running", "waiting")
+    )
+    return int(running), int(waiting), max(found.get("vllm:kv_cache_usage_perc", (0.0,)))
+
+
+def _num_cached(said: Any) -> int | None:
+    """Return the number of cached prompt tokens; None if the server does not tell it."""
+    details = said["usage"].get("prompt_tokens_details")
+    return None if details is None else int(details.get("cached_tokens") or 0)
+
+
+def _logprob(value: Any) -> float:
+    return math.nan if float(value) <= _NO_LOGPROB else float(value)
+
+
+def _reason(said: Any) -> FinishReason:
+    reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+    return reasons[said]
+
+
+async def _version(client: ServerClient) -> str:
+    try:
+        return f"version {(await client.get(VERSION))['version']}"
+    except (InferenceFailure, TimeoutError, KeyError, TypeError) as e:
+        raise ConfigError(
+            f"engine: the server at {client.url} does not return vLLM's version; set engine.url to "
+            f"a server of {TESTED}"
+        ) from e
+
+
+async def _lacks(client: ServerClient) -> str | None:
+    """Return which endpoints for weights are missing; a GET of the others is answered with 405."""
+    missing = []
+    for path in (*POSTED, WEIGHTS):
+        try:
+            await client.get(path)
+        except ServerRefusal as e:
+            if e.status == 404:
+                missing.append(path)
+    if not missing:
+        return None
+    return (
+        f"lacks {', '.join(missing)}, which new weights need: use {TESTED}, and start it with "
+        "VLLM_SERVER_DEV_MODE=1 in its environment"
+    )
+
+
+def _architectures(folder: str) -> tuple[str, ...]:
+    """Return the architectures of a server's model if its folder is on this machine."""
+    is_here = (Path(folder) / "config.json").is_file()
+    return tuple(model_config(folder).get("architectures") or ()) if is_here else ()
+
+
+def _visible(first: int, num: int) -> str:
+    """Return the ids of ``num`` GPUs from ``first`` among those visible to this process.
+
+    Raises:
+        ConfigError: If there are too few.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not given:
+        return ",".join(map(str, range(first, first + num)))
+    ids = given.split(",")
+    if len(ids) < first + num:
+        raise ConfigError(
+            f"engine: a vLLM server needs the GPUs {first} to {first + num - 1}, but "
+            f"CUDA_VISIBLE_DEVICES has {len(ids)}: {given}"
+        )
+    return ",".join(ids[first : first + num])

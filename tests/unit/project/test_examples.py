@@ -13,7 +13,7 @@ ELSEWHERE = {"bandit", "suite", "webshop", "webshop_official"}
 LEARNS = {"lora", "rewards", "rlvr"}
 SMOKE = {
     *("function_repair", "hello", "mission", "mix", "multi_domain", "ray", "sglang"),
-    *("sokoban", "stock"),
+    *("sokoban", "stock", "vllm"),
 }
 
 

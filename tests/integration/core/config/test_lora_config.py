@@ -60,7 +60,7 @@ def test_adapters_travel_to_the_trainer_and_are_on_record(resolve):
     run = resolve("lora.target_modules=[q_proj]", "lora.sync=adapter")
     assert (run.beside.lora.rank, run.beside.lora.target_modules) == (2, ("q_proj",))
     assert run.as_dict()["lora"]["sync"] == "adapter"
-    assert resolve("engine=vllm", "engine.base_url=http://127.0.0.1:9/v1").beside.lora
+    assert resolve("engine=vllm", "engine.url=http://127.0.0.1:9").beside.lora
 
 
 def test_a_warm_start_of_a_new_model_is_whole_and_adapters_begin_with_rl(resolve):

@@ -1,373 +1,514 @@
-"""The `vllm` engine against a server of vLLM's protocol in which our embedded engine generates."""
+"""The `vllm` engine against a scripted server of vLLM's protocol: swaps, refusals and deaths."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from aiohttp import web
+from pydantic import ValidationError
 from safetensors.torch import load_file
-from support.openai_server import OpenAIServer
+from support.openai_server import Json, OpenAIServer
 from support.pace import until
 
-from rollart_core.config.load import load_mapping
 from rollart_core.config.model import NewModel
-from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
-from rollart_core.contracts.weights import Publication, WeightChannel
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import load_tokenizer
-from rollart_core.plugins import registry
-from rollart_core.runtime.launch import launch
-from rollart_core.store.audit import audit
-from rollart_core.store.journal_reader import read_trajectories
-from rollart_plugins.engines.embedded import EmbeddedEngine
+from rollart_core.types import TokenSpan
+from rollart_plugins.engines import vllm
+from rollart_plugins.engines.config import VllmConfig
 from rollart_plugins.engines.vllm import VllmEngine
-from rollart_sandboxes.pool.owner import stamp
-from rollart_testing.envs import FakeEnv
+from rollart_testing import FakeWeightChannel
 
 MAX_TOKENS = 256
-Tensors = list[tuple[str, torch.Tensor]]
-
-
-class Held(WeightChannel):
-    """Holds one version in memory."""
-
-    def __init__(self, tensors: Tensors | None = None, version: int = 0) -> None:
-        self.tensors, self.version = tensors or [], version
-
-    def publish(
-        self, policy_version: int, tensors: Iterable[tuple[str, torch.Tensor]]
-    ) -> Publication:
-        self.tensors, self.version = list(tensors), policy_version
-        return Publication(policy_version, 0, 0.0)
-
-    def fetch(self, policy_version: int) -> Tensors:
-        if policy_version != self.version:
-            raise LookupError(f"{policy_version} is not {self.version}")
-        return self.tensors
-
-    def newest(self) -> int | None:
-        return self.version
-
-    def close(self) -> None:
-        """Nothing to free."""
+FIRST, LAST = [11, 12], [13, 14, 15]
+"""The tokens of every answer: those before the server may go on, and those after."""
 
 
 class VllmServer(OpenAIServer):
-    """Generates with the embedded engine; reloads weights as vLLM's worker does."""
+    """Samples the same tokens in every turn, and says which weights it had at each of them."""
 
-    def __init__(self, model: str, *, dev_mode: bool = True) -> None:
+    def __init__(self, model: str) -> None:
         super().__init__(tokenizer=load_tokenizer(model), max_model_len=MAX_TOKENS)
-        self.dev_mode, self.loaded = dev_mode, Held()
-        self.answers = threading.Event()
-        self.answers.set()
-        self.num_resets = self._num_asked = 0
-        self._engine = EmbeddedEngine(
-            model_path=model, device="cpu", channel=self.loaded, max_context_tokens=MAX_TOKENS
-        )
+        self.missing: set[str] = set()
+        self.workers: list[str] = []
+        """URLs of the servers for which it is a router."""
+        self.model_config: Json = {
+            "logprobs_mode": "processed_logprobs",
+            "seed": 3,
+            "tokenizer": "elsewhere",
+        }
+        self.num_replicas, self.device, self.root = 1, "cuda", model
+        self.weights, self.has_details = "default", True
+        self.refusal: tuple[int, str] | None = None
+        """Status and message with which it refuses to generate."""
+        self.reload: str = "loads"
+        """What it does with new weights: ``loads``, ``rejects``, ``hangs`` or ``dies``."""
+        self.loaded: dict[str, torch.Tensor] = {}
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.asked: list[str] = []
+        """Paths of the requests that change something, in order."""
 
     def add_routes(self, app: web.Application) -> None:
-        if self.dev_mode:
-            app.router.add_post("/collective_rpc", self._rpc)
-            app.router.add_post("/reset_prefix_cache", self._reset)
-        app.on_startup.append(self._start_engine)
-        app.on_cleanup.append(self._close_engine)
-
-    async def _start_engine(self, app: web.Application) -> None:
-        await self._engine.start()
-
-    async def _close_engine(self, app: web.Application) -> None:
-        await self._engine.close()
-
-    async def _complete(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        await until(self.answers.is_set, "it may answer")
-        self._num_asked += 1
-        result = await self._engine.generate(
-            GenerateRequest(
-                str(self._num_asked),
-                body["prompt"],
-                body["max_tokens"],
-                temperature=body["temperature"],
-                stop_token_ids=body["stop_token_ids"],
-                sampling_key=body["seed"],
-            )
-        )
-        logprobs = {"tokens": [], "token_logprobs": result.inference_logprobs}
-        choice = {
-            "index": 0,
-            "text": "",
-            "logprobs": logprobs,
-            "finish_reason": result.finish_reason,
-            "token_ids": result.token_ids,
-            "prompt_token_ids": body["prompt"],
+        gets = {
+            "/version": lambda: {"version": "0.32.0"},
+            "/health": lambda: {},
+            "/weight_info": lambda: {"weight_version": self.weights},
+            "/server_info": self._info,
+            "/metrics": lambda: 'vllm:num_requests_running{engine="0"} 2.0\n',
         }
-        return web.json_response({"choices": [choice], "usage": {}})
+        posts = {
+            "/pause": self._note,
+            "/resume": self._note,
+            "/abort_requests": self._note,
+            "/collective_rpc": self._reload,
+            "/update_weight_version": self._name,
+            vllm.GENERATE: self._generate,
+        }
+        if self.workers:
+            gets["/workers"] = lambda: {"workers": [{"url": url} for url in self.workers]}
+        for path, say in gets.items():
+            if path not in self.missing:
+                app.router.add_get(path, self._said(say))
+        for path, handler in posts.items():
+            if path not in self.missing:
+                app.router.add_post(path, handler)
 
-    async def _rpc(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        assert body["method"] == "reload_weights"
-        folder = Path(body["kwargs"]["weights_path"])
-        index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-        tensors = {name: load_file(folder / file)[name] for name, file in index.items()}
-        version = self.loaded.version + 1
-        self.loaded.publish(version, tensors.items())
-        await self._engine.load_weights(version)
+    def _said(self, say: Any) -> Any:
+        async def handler(request: web.Request) -> web.Response:
+            found = say()
+            if isinstance(found, str):
+                return web.Response(text=found)
+            return web.json_response(found)
+
+        return handler
+
+    def _info(self) -> Json:
+        config = {
+            "model_config": self.model_config,
+            "parallel_config": {"data_parallel_size": self.num_replicas},
+            "device_config": {"device": self.device},
+        }
+        return {"vllm_config": config}
+
+    async def _list(self, request: web.Request) -> web.Response:
+        row = {"id": "m", "root": self.root, "max_model_len": self.max_model_len}
+        return web.json_response({"data": [row]})
+
+    async def _note(self, request: web.Request) -> web.Response:
+        self.asked.append(str(request.rel_url))
+        return web.json_response({})
+
+    async def _name(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        self.weights = (await request.json())["new_version"]
+        return web.json_response({})
+
+    async def _reload(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        if self.reload == "rejects":
+            return web.json_response({"error": {"message": "no such layer"}}, status=500)
+        if self.reload == "hangs":
+            await asyncio.sleep(3600)
+        if self.reload == "dies":
+            assert request.transport is not None
+            request.transport.abort()
+        folder = Path((await request.json())["kwargs"]["weights_path"])
+        self.loaded = {}
+        for file in folder.glob("*.safetensors"):
+            self.loaded |= load_file(file)
         return web.json_response({"results": [None]})
 
-    async def _reset(self, request: web.Request) -> web.Response:
-        self.num_resets += 1
-        return web.Response()
+    async def _generate(self, request: web.Request) -> web.Response:
+        if self.refusal is not None:
+            status, message = self.refusal
+            return web.json_response({"error": {"message": message}}, status=status)
+        body = await request.json()
+        before = self.weights
+        await until(self.goes_on.is_set, "it may go on")
+        token_ids = (FIRST + LAST)[: body["sampling_params"]["max_tokens"]]
+        spans = [(before, 0, min(2, len(token_ids))), (self.weights, 2, len(token_ids))]
+        if before == self.weights or len(token_ids) < 3:
+            spans = [(before, 0, len(token_ids))]
+        choice = {
+            "index": 0,
+            "finish_reason": "length",
+            "token_ids": token_ids,
+            "logprobs": {"content": [{"token_id": i, "logprob": -i / 8} for i in token_ids]},
+            "weight_versions": [{"version": v, "start": a, "end": b} for v, a, b in spans],
+        }
+        usage: Json = {"prompt_tokens": len(body["token_ids"])}
+        if self.has_details:
+            usage["prompt_tokens_details"] = {"cached_tokens": 1}
+        return web.json_response(self.change({"choices": [choice], "usage": usage}))
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     spec = NewModel(kind="new", num_layers=1, width=32, ffn_width=48, vocab_size=320)
-    return str(new_model(tmp_path_factory.mktemp("model"), spec, FakeEnv().corpus(), seed=0))
+    return str(new_model(tmp_path_factory.mktemp("model") / "m", spec, ["a red shoe"] * 9, seed=0))
 
 
 @pytest.fixture
-def server(model: str) -> Iterator[VllmServer]:
-    with VllmServer(model) as server:
-        yield server
+def server(model: str) -> VllmServer:
+    return VllmServer(model)
 
 
-def engine(server: OpenAIServer, model: str, channel: Held | None, **options: Any) -> VllmEngine:
-    options = {"base_url": server.url, "start_s": 0, **options}
-    built: VllmEngine = registry.build(
-        "inference_engines",
-        "vllm",
-        options,
-        model_path=model,
-        channel=channel,
-        max_context_tokens=MAX_TOKENS,
-    )
-    return built
-
-
-def asked(name: str, **changes: Any) -> GenerateRequest:
-    fields = {"token_ids": [5, 6, 7, 8], "max_new_tokens": 24, "sampling_key": 9}
-    return GenerateRequest(name, **{**fields, **changes})  # type: ignore[arg-type]
-
-
-def other_weights(model: str) -> Tensors:
-    generator = torch.Generator().manual_seed(1)
+@pytest.fixture
+def channel(model: str, tmp_path: Path) -> Iterator[FakeWeightChannel]:
+    """Hold the versions 7 and 8."""
+    held = FakeWeightChannel(str(tmp_path))
     tensors = load_file(Path(model) / "model.safetensors")
-    return [(n, t + 0.05 * torch.randn(t.shape, generator=generator)) for n, t in tensors.items()]
+    for version in (7, 8):
+        held.publish(version, [(name, tensor + version) for name, tensor in tensors.items()])
+    yield held
+    held.close()
 
 
-def test_new_weights_are_those_that_generate_and_no_answer_is_of_two(
-    model: str, tmp_path: Path
+@asynccontextmanager
+async def engine_at(
+    server: VllmServer, model: str, channel: FakeWeightChannel | None = None, **options: Any
+) -> AsyncIterator[VllmEngine]:
+    with server:
+        root = server.url.removesuffix("/v1")
+        settings = {"url": [root], "start_s": 0.1, "max_context_tokens": MAX_TOKENS, **options}
+        engine = VllmEngine(model_path=model, channel=channel, **settings)
+        try:
+            await engine.start()
+            server.asked.clear()
+            yield engine
+        finally:
+            server.goes_on.set()
+            await engine.close()
+
+
+def asked(name: str) -> GenerateRequest:
+    return GenerateRequest(name, [5, 6, 7, 8], 24, temperature=0.7, stop_token_ids=(3,))
+
+
+SWAP = ["/pause?mode=keep&clear_cache=true", "/collective_rpc", "/update_weight_version", "/resume"]
+
+
+def test_a_turn_in_flight_goes_on_with_new_weights_and_its_spans_say_which(
+    server: VllmServer, model: str, channel: FakeWeightChannel, tmp_path: Path
 ) -> None:
-    tensors = other_weights(model)
+    async def main() -> tuple[GenerateResult, GenerateResult]:
+        folder = str(tmp_path / "w")
+        async with engine_at(server, model, channel, weights_folder=folder) as engine:
+            server.goes_on.clear()
+            turn = asyncio.ensure_future(engine.generate(asked("a")))
+            await until(lambda: len(server.bodies(vllm.GENERATE)) == 2, "it generates")
+            swap = await engine.load_weights(7)
+            assert (swap.policy_version, swap.num_recomputed_tokens) == (7, 4)
+            assert server.asked == SWAP
+            assert not turn.done()
+            server.goes_on.set()
+            return await turn, await engine.generate(asked("b"))
 
-    async def direct() -> GenerateResult:
-        it = EmbeddedEngine(
-            model_path=model, device="cpu", channel=Held(tensors, 7), max_context_tokens=MAX_TOKENS
-        )
-        await it.start()
-        await it.load_weights(7)
-        try:
-            return await it.generate(asked("a"))
-        finally:
-            await it.close()
-
-    async def through(server: VllmServer) -> list[GenerateResult]:
-        it = engine(server, model, Held(tensors, 7), weights_dir=str(tmp_path))
-        await it.start()
-        server.answers.clear()
-        try:
-            first = [asyncio.ensure_future(it.generate(asked(f"b{n}"))) for n in range(3)]
-            await until(lambda: len(server.bodies("/v1/completions")) == 3, "three are asked")
-            loading = asyncio.ensure_future(it.load_weights(7))
-            await until(lambda: not it._free.is_set(), "it is loading")
-            late = asyncio.ensure_future(it.generate(asked("late")))
-            await asyncio.sleep(0)  # it is asked, and held back
-            server.answers.set()
-            swap = await loading
-            assert (swap.policy_version, swap.num_bytes > 0) == (7, True)
-            return [*await asyncio.gather(*first), await late]
-        finally:
-            await it.close()
-
-    with VllmServer(model) as server:
-        *first, late = asyncio.run(through(server))
-    assert {span.policy_version for r in first for span in r.spans} == {0}
-    wanted = asyncio.run(direct())
-    assert [span.policy_version for span in late.spans] == [7]
-    assert late.token_ids == wanted.token_ids != first[0].token_ids
-    assert late.inference_logprobs == pytest.approx(wanted.inference_logprobs, abs=1e-5)
-    assert server.num_resets == 1
-    assert list(tmp_path.iterdir()) == []
+    first, late = asyncio.run(main())
+    assert first.spans == (TokenSpan(0, 2, 0), TokenSpan(2, 5, 7, "recomputed"))
+    assert late.spans == (TokenSpan(0, 5, 7),)
+    assert first.token_ids == [*FIRST, *LAST]
+    assert first.inference_logprobs == [-i / 8 for i in first.token_ids]
+    base = load_file(Path(model) / "model.safetensors")
+    assert set(server.loaded) == set(base)
+    assert all(torch.equal(server.loaded[name], base[name] + 7) for name in base)
+    assert list((tmp_path / "w").iterdir()) == []
 
 
-def test_a_server_that_went_away_is_dead_even_when_it_is_back(model: str) -> None:
-    async def go() -> None:
-        server = VllmServer(model)
-        with server:
-            it = engine(server, model, Held())
-            await it.start()
-            await it.generate(asked("a"))
-        try:
-            await until(lambda: it._dead, "it is found dead")
-            with pytest.raises(EngineDied, match="it ended or was restarted"):
-                await it.generate(asked("b"))
-        finally:
-            await it.close()
-
-    asyncio.run(go())
-
-
-def test_a_server_without_the_roads_for_weights_says_how_to_start_it(model: str) -> None:
-    async def go(server: VllmServer) -> None:
-        it = engine(server, model, Held(other_weights(model), 1))
-        await it.start()
-        try:
-            with pytest.raises(EngineDied, match="VLLM_SERVER_DEV_MODE=1"):
-                await it.load_weights(1)
-            with pytest.raises(EngineDied, match="rejected new weights"):
-                await it.generate(asked("a"))
-        finally:
-            await it.close()
-
-    with VllmServer(model, dev_mode=False) as server:
-        asyncio.run(go(server))
-
-
-def test_raw_logprobs_at_another_temperature_are_refused_where_they_would_be_trained(
-    server: VllmServer, model: str
+def test_a_kept_cache_is_cleared_by_the_first_swap_only(
+    server: VllmServer, model: str, channel: FakeWeightChannel
 ) -> None:
-    async def go(channel: Held | None, **options: Any) -> GenerateResult:
-        it = engine(server, model, channel, **options)
-        await it.start()
-        try:
-            return await it.generate(asked("a", temperature=0.7))
-        finally:
-            await it.close()
+    async def main() -> GenerateResult:
+        async with engine_at(server, model, channel, kv_on_swap="keep") as engine:
+            await engine.load_weights(7)
+            await engine.load_weights(8)
+            return await engine.generate(asked("a"))
 
-    with pytest.raises(InferenceFailure, match="--logprobs-mode processed_logprobs") as told:
-        asyncio.run(go(Held()))
-    assert not told.value.retryable
-    assert asyncio.run(go(Held(), logprobs="processed")).token_ids
-    assert asyncio.run(go(None)).token_ids
+    result = asyncio.run(main())
+    kept = ["/pause?mode=keep&clear_cache=false", *SWAP[1:]]
+    assert server.asked == [*SWAP, *kept]
+    assert result.spans == (TokenSpan(0, 5, 8, "kept"),)  # of its prompt, a token was cached
 
 
-def test_one_server_is_one_engine_and_what_killed_ones_left_is_removed(
-    server: VllmServer, model: str, tmp_path: Path
+def test_a_server_on_a_cpu_gets_a_tied_head_too(
+    server: VllmServer, model: str, channel: FakeWeightChannel
 ) -> None:
-    with pytest.raises(ConfigError, match=r"runtime\.num_engines: a vLLM server supports one"):
-        VllmEngine(model_path=model, channel=Held(), base_url=server.url, engine_index=1)
-    VllmEngine(model_path=model, base_url=server.url, engine_index=1)  # weights stay: no matter
-    here = stamp().split("-")[0]
-    orphan, alive, elsewhere = (
-        tmp_path / f"rollart-vllm-{here}-999999999-1-a",
-        tmp_path / f"rollart-vllm-{stamp()}b",
-        tmp_path / "rollart-vllm-00000000-999999999-1-c",
-    )
-    for folder in (orphan, alive, elsewhere, tmp_path / "rollart-vllm-notes"):
-        folder.mkdir()
-    it = engine(server, model, Held(), weights_dir=str(tmp_path))
-    it._new_folder()
-    asyncio.run(it.close())
-    assert {path.name for path in tmp_path.iterdir()} == {
-        alive.name,
-        elsewhere.name,
-        "rollart-vllm-notes",
-    }
+    server.device = "cpu"
+
+    async def main() -> None:
+        async with engine_at(server, model, channel) as engine:
+            await engine.load_weights(8)
+
+    asyncio.run(main())
+    head, embedding = server.loaded["lm_head.weight"], server.loaded["model.embed_tokens.weight"]
+    assert torch.equal(head, embedding)
+
+
+@pytest.mark.parametrize(
+    ("reload", "why"),
+    [
+        ("rejects", "new weights failed: .*no such layer"),
+        ("hangs", r"did not load them within 0\.2 s"),
+        ("dies", "is not reachable"),
+    ],
+)
+def test_a_server_that_does_not_take_new_weights_is_dead_for_every_turn(
+    server: VllmServer, model: str, channel: FakeWeightChannel, reload: str, why: str
+) -> None:
+    server.reload = reload
+
+    async def main() -> None:
+        options = {"update_s": 0.2} if reload == "hangs" else {}
+        async with engine_at(server, model, channel, **options) as engine:
+            server.goes_on.clear()
+            turn = asyncio.ensure_future(engine.generate(asked("a")))
+            await until(lambda: len(server.bodies(vllm.GENERATE)) == 2, "it generates")
+            with pytest.raises(EngineDied, match=why):
+                await engine.load_weights(7)
+            with pytest.raises(EngineDied):
+                await turn
+            with pytest.raises(EngineDied):
+                await engine.generate(asked("b"))
+
+    asyncio.run(main())
+
+
+def test_weights_that_do_not_fit_never_reach_the_server(
+    server: VllmServer, model: str, channel: FakeWeightChannel, tmp_path: Path
+) -> None:
+    channel.publish(9, [("model.norm.weight", torch.ones(3))])
+
+    async def main() -> GenerateResult:
+        async with engine_at(server, model, channel, weights_folder=str(tmp_path / "w")) as engine:
+            with pytest.raises(ValueError, match="the model's is"):
+                await engine.load_weights(9)
+            assert server.asked == []
+            (home,) = (tmp_path / "w").iterdir()
+            assert list(home.iterdir()) == []
+            return await engine.generate(asked("a"))
+
+    assert asyncio.run(main()).spans == (TokenSpan(0, 5, 0),)
 
 
 def test_weights_that_cannot_be_written_cost_the_engine(
-    server: VllmServer, model: str, tmp_path: Path
+    server: VllmServer, model: str, channel: FakeWeightChannel, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("no folder")
 
-    async def go() -> None:
-        it = engine(server, model, Held(other_weights(model), 1), weights_dir=f"{tmp_path}/file/w")
-        await it.start()
-        try:
+    async def main() -> None:
+        folder = f"{tmp_path}/file/w"
+        async with engine_at(server, model, channel, weights_folder=folder) as engine:
             with pytest.raises(EngineDied, match="new weights cannot be written to"):
-                await it.load_weights(1)
+                await engine.load_weights(7)
             with pytest.raises(EngineDied, match="cannot be written"):
-                await it.generate(asked("a"))
-        finally:
-            await it.close()
+                await engine.generate(asked("a"))
 
-    asyncio.run(go())
+    asyncio.run(main())
 
 
-def test_a_mixture_is_written_under_the_names_of_its_files(tmp_path: Path) -> None:
-    config = {"architectures": ["Qwen3MoeForCausalLM"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    stacked = torch.arange(24.0).view(2, 4, 3)
-    channel = Held([("m.experts.gate_up_proj", stacked), ("m.norm.weight", torch.ones(3))], 1)
-    it = VllmEngine(
-        model_path=str(tmp_path),
-        channel=channel,
-        base_url="http://127.0.0.1:9/v1",
-        weights_dir=str(tmp_path / "w"),
-    )
-    incoming, folder = it._written(channel, 1)
-    found = load_file(folder / "model-00001.safetensors")
-    experts = {f"m.experts.{n}.{half}_proj.weight" for n in (0, 1) for half in ("gate", "up")}
-    assert set(found) == {*experts, "m.norm.weight"}
-    assert torch.equal(found["m.experts.1.up_proj.weight"], stacked[1, 2:])
-    assert incoming.num_bytes == stacked.nbytes + 12
-    asyncio.run(it.close())
+def test_a_server_with_other_weights_than_it_was_given_is_dead(
+    server: VllmServer, model: str
+) -> None:
+    async def main() -> None:
+        async with engine_at(server, model, look_every_s=0.01) as engine:
+            await engine.generate(asked("a"))
+            server.weights = "default"
+            with pytest.raises(InferenceFailure, match="are not of this run"):
+                await engine.generate(asked("b"))
+            await until(engine._death.done, "it is found dead")
+            with pytest.raises(EngineDied, match="it was restarted, or another run uses it"):
+                await engine.generate(asked("c"))
+
+    asyncio.run(main())
 
 
-def test_nobody_there_is_waited_for_and_then_a_mistake(model: str) -> None:
-    absent = OpenAIServer()
-    absent.url = "http://127.0.0.1:9/v1"
-    with pytest.raises(ConfigError, match="no server is reachable"):
-        asyncio.run(engine(absent, model, None).start())
+def lacking(*paths: str) -> dict[str, Any]:
+    return {"missing": set(paths)}
 
 
-@pytest.mark.slow
-def test_a_run_is_trained_on_what_the_server_samples(
+def model_config(**changes: object) -> dict[str, Any]:
+    right = {"logprobs_mode": "processed_logprobs", "seed": 3, "tokenizer": "elsewhere"}
+    return {"model_config": {**right, **changes}}
+
+
+def answering(**changes: object) -> dict[str, Any]:
+    """Return a change of the only choice of every answer."""
+
+    def change(said: Json) -> Json:
+        said["choices"][0] |= changes
+        return said
+
+    return {"change": change}
+
+
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (lacking("/pause", "/weight_info"), {}, r"0\.32\.0\) lacks /pause, /weight_info.*DEV_MODE=1"),
+    (
+        {"workers": ["http://b:1", "http://a:1"]},
+        {},
+        r"is a router of 2 servers.*engine.url: \[http://a:1, http://b:1\] and "
+        r"runtime.num_engines: 2",
+    ),
+    (lacking(vllm.GENERATE), {}, "use vLLM 0.32 or newer"),
+    (lacking("/version"), {}, "does not return vLLM's version"),
+    ({"refusal": (403, "disabled")}, {}, "start it with --enable-scale-out"),
+    ({"refusal": (401, "Unauthorized")}, {}, "Unauthorized; set engine.api_key_variable"),
+    (answering(weight_versions=None), {}, "weights that sampled the tokens"),
+    (answering(logprobs=None), {}, "differ from the tokens of its logprobs"),
+    (model_config(logprobs_mode="raw_logprobs"), {}, "--logprobs-mode processed_logprobs"),
+    (model_config(skip_tokenizer_init=True), {}, "has no tokenizer"),
+    (model_config(seed=0), {"url": "two"}, "start each server with its own --seed"),
+    ({"max_model_len": 100}, {}, "--max-model-len 256"),
+    ({"num_replicas": 2}, {}, "use more engines instead"),
+    ({"has_details": False}, {"kv_on_swap": "keep"}, "--enable-prompt-tokens-details"),
+]
+
+
+@pytest.mark.parametrize(("changes", "options", "why"), REFUSED)
+def test_a_server_that_cannot_serve_a_run_is_refused_in_one_line(
+    server: VllmServer, model: str, changes: dict[str, Any], options: dict[str, Any], why: str
+) -> None:
+    for name, value in changes.items():
+        setattr(server, name, value)
+
+    async def main() -> None:
+        with server:
+            root = server.url.removesuffix("/v1")
+            urls = [root, "http://127.0.0.1:9"] if "url" in options else [root]
+            settings = {**options, "url": urls, "start_s": 0.1}
+            engine = VllmEngine(model_path=model, max_context_tokens=MAX_TOKENS, **settings)
+            with pytest.raises(ConfigError, match=why) as told:
+                await engine.start()
+            assert "\n" not in str(told.value)
+
+    asyncio.run(main())
+
+
+def test_another_model_or_tokenizer_is_refused(
     server: VllmServer, model: str, tmp_path: Path
 ) -> None:
-    mapping = {
-        "name": "vllm",
-        "max_staleness": 1,
-        "model": model,
-        "engine": {"id": "vllm", "base_url": server.url},
-        "env": {"id": "rollart_testing:AsyncFakeEnv", "turns": 2},
-        "reward": "support.whole_runs:LetterReward",
-        "trackers": [],
-        "rollout": {
-            "groups_per_batch": 2,
-            "group_size": 4,
-            "max_turns": 2,
-            "max_new_tokens": 8,
-            "max_context_tokens": 128,
-        },
-        "trainer": {"lr": 1e-2},
-        "evaluation": {"tasks": 2, "greedy": False},
-        "stop": {"batches": 4},
-        "runs_dir": str(tmp_path),
-    }
-    report = launch(resolve_run(load_mapping(mapping, Path("vllm.yaml"))))
-    assert report.ok, report.stop_reason
-    run_dir = Path(report.run_dir)
-    checked = audit(run_dir)
-    assert checked.ok, checked.violations
-    versions = {
-        int(version)
-        for trajectory in read_trajectories(run_dir)
-        for sample in trajectory.samples
-        for version in sample.policy_versions[sample.loss_mask]
-    }
-    # The last batch is trained at version 3 and is at most one behind: 0, 1 and 2 have been loaded.
-    # Whether the server has taken version 3 before the run ended is a matter of pace.
-    assert versions <= {0, 1, 2, 3}
-    assert min(versions) == 0
-    assert max(versions) >= 2
-    assert server.num_resets >= 3
+    spec = NewModel(kind="new", num_layers=1, width=32, ffn_width=48, vocab_size=320)
+    odd = str(new_model(tmp_path / "odd", spec, ["zebras quarrel " * 9] * 9, seed=0))
+    server.root = str(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["OtherForCausalLM"]}')
+
+    async def refused(match: str, path: str) -> None:
+        with pytest.raises(ConfigError, match=match):
+            async with engine_at(server, path):
+                pass
+
+    async def main() -> None:
+        await refused("has the model OtherForCausalLM, but the run's model is", model)
+        server.root = "elsewhere"
+        await refused("has another tokenizer than the run's model", odd)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"logprobs": {"content": [{"token_id": 1, "logprob": -1.0}]}}, "differ from the tokens"),
+        (
+            {"token_ids": [1], "logprobs": {"content": [{"token_id": 1, "logprob": -9999.0}]}},
+            "not finite",
+        ),
+        ({"weight_versions": [{"version": "7/1.1", "start": 0, "end": 5}]}, "not of this run"),
+        ({"weight_versions": [{"version": "default"}]}, "KeyError"),
+        ({"finish_reason": "repetition"}, "KeyError"),
+    ],
+)
+def test_an_answer_that_lacks_what_training_needs_is_a_failure(
+    server: VllmServer, model: str, changes: Json, why: str
+) -> None:
+    async def main() -> None:
+        async with engine_at(server, model) as engine:
+            server.change = answering(**changes)["change"]
+            with pytest.raises(InferenceFailure, match=why):
+                await engine.generate(asked("a"))
+            server.change = lambda said: {"choices": []}
+            with pytest.raises(InferenceFailure, match="the vLLM server's answer"):
+                await engine.generate(asked("b"))
+
+    asyncio.run(main())
+
+
+def test_a_request_is_aborted_by_its_id_on_the_server(server: VllmServer, model: str) -> None:
+    async def main() -> None:
+        async with engine_at(server, model) as engine:
+            server.goes_on.clear()
+            turn = asyncio.ensure_future(engine.generate(asked("a")))
+            await until(lambda: len(server.bodies(vllm.GENERATE)) == 2, "it generates")
+            assert (await engine.stats()).num_running == 2
+            ending = asyncio.ensure_future(engine.abort(["a", "unknown"]))
+            await until(lambda: vllm.ABORT in server.asked, "its abort")
+            rid = server.bodies(vllm.GENERATE)[1]["request_id"]
+            assert server.bodies(vllm.ABORT)[-1] == {"request_ids": [vllm.ID_PREFIX + rid]}
+            server.goes_on.set()
+            await turn
+            await ending
+
+    asyncio.run(main())
+
+
+def test_every_sampling_parameter_is_given_so_that_no_default_has_a_say() -> None:
+    params = vllm.generate_body(asked("a"), "a~1", 9)["sampling_params"]
+    assert (params["temperature"], params["max_tokens"], params["stop_token_ids"]) == (0.7, 9, [3])
+    assert (params["top_p"], params["top_k"], params["min_p"]) == (1.0, -1, 0.0)
+    assert (params["repetition_penalty"], params["ignore_eos"]) == (1.0, True)
+
+
+def test_each_launched_server_has_gpus_and_a_seed_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    options = {"command": "vllm", "tp_size": 2, "server_args": {"host": "::", "seed": None}}
+    seeds = set()
+    for index, gpus in enumerate(["4,5", "6,7"]):
+        engine = VllmEngine(model_path="/m", engine_index=index, **options)
+        argv, environment = engine._command_line(7, engine._first_gpu)
+        assert environment["CUDA_VISIBLE_DEVICES"] == gpus
+        assert environment["VLLM_SERVER_DEV_MODE"] == "1"
+        line = " ".join(argv)
+        assert line.startswith("vllm /m --dtype")
+        for flag in ("--enable-scale-out", "--logprobs-mode processed_logprobs", "--port 7"):
+            assert flag in line
+        assert "--host 127.0.0.1" in line
+        assert "--tensor-parallel-size 2" in line
+        plain = VllmEngine(model_path="/m", command="vllm")._command_line(7, None)[0]
+        assert "--enforce-eager" in plain
+        seeds.add(plain[plain.index("--seed") + 1])
+    assert len(seeds) == 2
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES has 4"):
+        VllmEngine(model_path="/m", engine_index=2, **options)._command_line(7, 4)
+    with pytest.raises(ConfigError, match=r"engine\.command"):
+        VllmEngine(model_path="/m")._command_line(7, None)
+
+
+def test_keys_of_earlier_releases_are_understood_and_senseless_ones_refused() -> None:
+    old = {"base_url": "http://a:1/v1", "weights_dir": "/w", "api_key_env": "KEY"}
+    with pytest.warns(FutureWarning) as warned:
+        config = VllmConfig.model_validate(old)
+    assert len(warned) == 3
+    assert (config.url, config.weights_folder) == (("http://a:1",), "/w")
+    assert config.api_key_variable == "KEY"
+    assert VllmConfig.model_validate(config.model_dump()) == config
+    for options, why in (
+        ({"server_args": {"logprobs-mode": "raw"}}, "is always processed_logprobs"),
+        ({"server_args": {"data_parallel_size": 2}}, "use more engines instead"),
+        ({"url": "http://a:1", "tp_size": 2}, "tp_size has no effect with url"),
+    ):
+        with pytest.raises(ValidationError, match=why):
+            VllmConfig.model_validate(options)
+    with pytest.raises(ConfigError, match="this is engine 2"):
+        VllmEngine(model_path="m", url=["http://a:1"], engine_index=1)

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from rollart_core.errors import EngineDied, InferenceFailure
 from rollart_plugins.engines import sglang_weights
 from rollart_plugins.engines.config import SGLangConfig
+from rollart_plugins.engines.server_checks import ModelFacts, ServerFacts
 from rollart_plugins.engines.sglang import SGLangEngine
-from rollart_plugins.engines.sglang_checks import ModelFacts, ServerFacts
 from rollart_plugins.engines.sglang_weights import DiskTransport, new_transport
 from rollart_plugins.engines.weight_files import new_folder, write_model
 from rollart_sandboxes.pool import owner
@@ -147,7 +147,7 @@ def test_nccl_is_taken_where_two_ranks_cannot_be_on_one_gpu(
 ) -> None:
     monkeypatch.setattr(sglang_weights.torch.cuda, "is_available", lambda: True)
     config = SGLangConfig(weight_transport="distributed", **options)
-    transport: Any = new_transport(config, NO_CLIENT, ServerFacts("0", "0", 1, device), "m")
+    transport: Any = new_transport(config, NO_CLIENT, ServerFacts("0", 1, device), "m")
     assert transport._backend == backend
 
 

@@ -1,6 +1,6 @@
-"""The HTTP connection to one SGLang server.
+"""The HTTP connection to one inference server.
 
-Takes: paths and bodies of :mod:`rollart_plugins.engines.sglang_dialect`. Gives: the server's JSON.
+Takes: paths and JSON bodies. Gives: the server's JSON, or its text if the response is not JSON.
 Never: retries, because only the caller can decide whether this is safe.
 """
 
@@ -13,22 +13,29 @@ from typing import Any
 import aiohttp
 
 from rollart_core.errors import EngineDied, InferenceFailure, first_line
-from rollart_plugins.engines.sglang_dialect import Json
+from rollart_plugins.engines.server_answers import Json
 
 CONTROL_S = 60.0
 """Maximum time for a response that needs no computation."""
 
 
-class SGLangClient:
+class ServerRefusal(InferenceFailure):
+    """A response of a server that is not a success; ``status`` is its HTTP status."""
+
+    status: int = 0
+
+
+class ServerClient:
     """A client of one server.
 
     Args:
         url: Its address, such as ``http://127.0.0.1:30000``.
         api_key: Key that is sent with every request. Empty: no key.
+        server: The name of the server's program, for errors.
     """
 
-    def __init__(self, url: str, api_key: str = "") -> None:
-        self.url = url
+    def __init__(self, url: str, api_key: str = "", server: str = "inference") -> None:
+        self.url, self.server = url, server
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -43,7 +50,7 @@ class SGLangClient:
 
         Raises:
             EngineDied: If the connection cannot be established, or is lost.
-            InferenceFailure: If the server rejects the request (not retryable), or fails.
+            ServerRefusal: If the server rejects the request (not retryable), or fails.
             TimeoutError: If the response does not arrive in time; a ``limit_s`` of None is no
                 limit.
         """
@@ -82,15 +89,15 @@ class SGLangClient:
             raise TimeoutError(f"{self.url}{path} did not answer within {limit_s} s") from e
         except (aiohttp.ClientError, OSError) as e:
             why = first_line(str(e)) or type(e).__name__
-            message = f"the SGLang server at {self.url} is not reachable: {why}"
-            raise EngineDied(message, boundary="sglang") from e
+            message = f"the {self.server} server at {self.url} is not reachable: {why}"
+            raise EngineDied(message, boundary=self.server.lower()) from e
         if status == 200:
             return _json(text)
-        error = InferenceFailure(
-            f"the SGLang server at {self.url} answers {path} with {status}: {_reason(text)}",
-            boundary="sglang",
+        error = ServerRefusal(
+            f"the {self.server} server at {self.url} answers {path} with {status}: {_reason(text)}",
+            boundary=self.server.lower(),
         )
-        error.retryable = status >= 500
+        error.status, error.retryable = status, status >= 500
         raise error
 
 

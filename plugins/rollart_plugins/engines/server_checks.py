@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollart_core.errors import ConfigError, InferenceFailure
+from rollart_core.errors import InferenceFailure
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
-from rollart_plugins.engines import sglang_dialect as dialect
 from rollart_plugins.engines.hub_names import model_config
-from rollart_plugins.engines.sglang_client import SGLangClient
+from rollart_plugins.engines.server_client import ServerClient
 
 PROBES = (
     "The quick brown fox jumps over 13 lazy dogs; it cost $4.56 (or 7e-8)!",
@@ -55,23 +54,13 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """The requirements of a run for a server."""
-
-    max_tokens: int
-    """Maximum number of tokens in one row."""
-    keep_kv: bool
-    """Whether requests keep their cache over a weight swap."""
-
-
-@dataclass(frozen=True, slots=True)
 class ServerFacts:
     """The properties of a server."""
 
-    version: str
     weight_version: str
-    tp_size: int
-    device: str
+    """The name of its weights, which are the initial weights of the run."""
+    tp_size: int = 1
+    device: str = ""
 
 
 def model_facts(path: str) -> ModelFacts:
@@ -92,80 +81,27 @@ def model_facts(path: str) -> ModelFacts:
     )
 
 
-async def check_server(
-    client: SGLangClient, model: ModelFacts, needs: Needs, *, launched: bool
-) -> ServerFacts:
-    """Check a server and return its properties.
+async def tokenizer_trouble(
+    client: ServerClient, model: ModelFacts, folder: str, path: str | None
+) -> str | None:
+    """Return how the server's tokenizer differs from the model's, or None.
+
+    Fingerprints are compared if the server's files are readable, else the tokens of some texts.
 
     Args:
         client: Client of the server.
         model: The expected model.
-        needs: The requirements of the run.
-        launched: Whether this engine launched the server, with its model and flags.
-
-    Raises:
-        ConfigError: If it has another model, another tokenizer or too little limit, or cannot be
-            used for training.
+        folder: Folder of the server's tokenizer, if the server tells it.
+        path: The endpoint that returns the tokens of a text. None: the server has no tokenizer.
     """
-    info = await client.get(dialect.MODEL_INFO)
-    about = await client.get(dialect.SERVER_INFO)
-    facts = ServerFacts(
-        version=str(about.get("version")),
-        weight_version=str(info.get("weight_version")),
-        tp_size=int(about.get("tp_size") or 1),
-        device=str(about.get("device") or ""),
-    )
-    trouble = _trouble(model, needs, info, about)
-    if trouble is None and not launched:
-        trouble = await _tokenizer_trouble(client, model, info, about)
-    if trouble is not None:
-        raise ConfigError(f"engine: the SGLang server at {client.url} {trouble}")
-    return facts
-
-
-def _trouble(
-    model: ModelFacts, needs: Needs, info: dialect.Json, about: dialect.Json
-) -> str | None:
-    max_tokens = needs.max_tokens
-    theirs = tuple(info.get("architectures") or ())
-    if model.architectures and theirs and theirs != model.architectures:
-        return f"has the model {theirs[0]}, but the run's model is {model.architectures[0]}"
-    if int(about.get("dp_size") or 1) != 1:
-        return (
-            "has several replicas (dp_size), which do not support weight updates; use more "
-            "engines instead"
-        )
-    limit = about.get("max_req_input_len")
-    if limit is not None and int(limit) + 1 < max_tokens:
-        return (
-            f"accepts at most {limit} tokens, but rollout.max_context_tokens is {max_tokens}: "
-            f"start it with --context-length {max_tokens + dialect.CONTEXT_MARGIN}, or lower "
-            "rollout.max_context_tokens"
-        )
-    if needs.keep_kv and not about.get("disable_overlap_schedule"):
-        return (
-            "uses the overlap schedule, which would assign a token to the next weights: start it "
-            "with --disable-overlap-schedule, or use rollout.kv_on_swap: recompute"
-        )
-    cache = about.get("max_total_num_tokens")
-    if cache is not None and int(cache) < max_tokens:
-        return f"has a KV cache of {cache} tokens, too small for a row of {max_tokens}"
-    return None
-
-
-async def _tokenizer_trouble(
-    client: SGLangClient, model: ModelFacts, info: dialect.Json, about: dialect.Json
-) -> str | None:
-    """Compare tokenizer fingerprints if its files are readable, else the tokens of some texts."""
     assert model.tokenizer is not None
-    path = str(info.get("tokenizer_path") or info.get("model_path") or "")
-    if (Path(path) / "tokenizer.json").is_file():
-        theirs = load_tokenizer(path)
+    if (Path(folder) / "tokenizer.json").is_file():
+        theirs = load_tokenizer(folder)
         if theirs.fingerprint == model.tokenizer.fingerprint:
             return None
         if theirs.vocab_size != model.tokenizer.vocab_size:
-            return f"has the tokenizer of {path}, not the tokenizer of the run"
-    if about.get("skip_tokenizer_init"):
+            return f"has the tokenizer of {folder}, not the tokenizer of the run"
+    if path is None:
         return (
             "has no tokenizer (--skip-tokenizer-init), so it cannot be checked; start it without "
             "this flag"
@@ -173,7 +109,7 @@ async def _tokenizer_trouble(
     for text in PROBES:
         body = {"prompt": text, "add_special_tokens": False}
         try:
-            answer = await client.post(dialect.TOKENIZE, body)
+            answer = await client.post(path, body)
         except InferenceFailure as e:
             return f"does not return its tokens: {e}"
         if answer["tokens"] != model.tokenizer.encode(text):

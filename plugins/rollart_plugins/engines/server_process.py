@@ -1,4 +1,4 @@
-"""One SGLang server process: launch it, check it, and end it with all its child processes.
+"""One inference server process: launch it, check it, and end it with all its child processes.
 
 Takes: a command line. Gives: whether it is running, and how it ended. Never: outlives the process
 that launched it (on Linux, the kernel ensures this), or leaves a child process running.
@@ -18,10 +18,9 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rollart_core.errors import ConfigError
-from rollart_plugins.engines import sglang_dialect as dialect
-from rollart_plugins.engines.config import SGLangConfig
 
 _PR_SET_PDEATHSIG = 1
 _OWN_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -31,7 +30,7 @@ _GONE_S = 20.0
 _LOOK_S = 0.02
 
 
-class SGLangServer:
+class ServerProcess:
     """A launched server.
 
     Args:
@@ -97,42 +96,39 @@ class SGLangServer:
             await asyncio.sleep(_LOOK_S)  # resources are free after the last process ends
 
 
-def launch_argv(
-    config: SGLangConfig, *, port: int, first_gpu: int | None, model: Mapping[str, str]
-) -> list[str]:
-    """Return the command line of a server.
+def launcher(command: Sequence[str], package: str, start: Sequence[str]) -> list[str]:
+    """Return the command that launches a server, without its flags.
 
     Args:
-        config: Options of the engine.
-        port: Port on which it listens, on this machine only.
-        first_gpu: Index of the first of its ``tp_size`` GPUs among those visible to this process.
-            None: it has no GPU.
-        model: Flags of the model and how to run it.
+        command: The command in the config. Empty: the package in the Python of the run.
+        package: The server's Python package.
+        start: Arguments of ``python`` that launch it.
 
     Raises:
-        ConfigError: If no command is set and this Python has no sglang.
+        ConfigError: If no command is set and this Python does not have the package.
     """
-    command = list(config.command)
-    if not command:
-        if find_spec("sglang") is None:
-            raise ConfigError(
-                "engine: this Python has no sglang. Set engine.command, such as "
-                "[/opt/sglang/bin/python, -m, sglang.launch_server], or engine.url of a running "
-                "server"
-            )
-        command = [sys.executable, "-m", "sglang.launch_server"]
-    gpus = {"tp_size": config.tp_size}
-    if first_gpu is not None:
-        gpus["base_gpu_id"] = first_gpu
-    where = {"host": "127.0.0.1", "port": port}
-    options = {**gpus, **model, **config.server_args, **where}
-    return command + dialect.flags(options, on_cpu=first_gpu is None)
+    if command:
+        return list(command)
+    if find_spec(package) is None:
+        raise ConfigError(
+            f"engine: this Python has no {package}. Set engine.command, such as "
+            f"[/opt/{package}/bin/python, {', '.join(start)}], or engine.url of a running server"
+        )
+    return [sys.executable, *start]
 
 
-def launch_environment(config: SGLangConfig, *, on_cpu: bool) -> dict[str, str]:
-    """Return the server's environment variables, without the Python paths of the run."""
-    cpu = dialect.CPU_ENVIRONMENT if on_cpu else {}
-    return {"PYTHONPATH": "", **dialect.ENVIRONMENT, **cpu, **config.environment}
+def command_flags(options: Mapping[str, Any]) -> list[str]:
+    """Return options as flags: True is a flag without a value, False and None are left out."""
+    found: list[str] = []
+    for key, value in options.items():
+        flag = "--" + key.replace("_", "-")
+        if value is True:
+            found.append(flag)
+        elif isinstance(value, list | tuple):
+            found += [flag, *map(str, value)]
+        elif value is not False and value is not None:
+            found += [flag, str(value)]
+    return found
 
 
 def free_port() -> int:
