@@ -232,7 +232,8 @@ class VllmConfig(EngineServerConfig):
     command: tuple[str, ...] = ()
     """Command that launches a server, without its model and flags. If not set, ``python -m
     vllm.entrypoints.cli.main serve`` with the Python of the run. If vLLM is installed in another
-    Python environment, use its program: ``[/opt/vllm/bin/vllm, serve]``."""
+    Python environment, use its Python: ``[/opt/vllm/bin/python, -m, vllm.entrypoints.cli.main,
+    serve]``."""
     server_args: dict[str, Any] = Field(default_factory=dict)
     """Additional flags of the server, such as ``{gpu_memory_utilization: 0.8}``."""
 
