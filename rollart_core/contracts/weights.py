@@ -7,8 +7,9 @@ imports torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rollart_core.contracts.spec import PluginSpec
@@ -68,6 +69,17 @@ class WeightChannel(ABC):
             ValueError: By the iterator, if the stored data are damaged.
             TimeoutError: If the other end does not answer in time.
         """
+
+    def files(self, policy_version: int) -> Sequence[Path] | None:
+        """Return the safetensors files of a version, if the channel consists of such files.
+
+        An inference server on this machine can load them without another copy. They contain the
+        published names. A hard link keeps a file after the channel has removed the version.
+
+        Raises:
+            LookupError: If the channel does not have that version.
+        """
+        return None
 
     def newest(self) -> int | None:
         """Return the last published version. None if there is none, or it is unknown."""

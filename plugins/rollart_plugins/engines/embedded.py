@@ -41,7 +41,7 @@ from rollart_core.errors import InferenceFailure
 from rollart_cpu.inference.decoder import RunnerOptions, load_runner, pick_device
 from rollart_cpu.inference.runner import Runner, TokenBatch
 from rollart_plugins.engines.config import EmbeddedConfig
-from rollart_plugins.engines.incoming import AdapterBase, Incoming, Stage, fetch
+from rollart_plugins.engines.incoming import AdapterBase, Incoming, Named, Stage, fetch
 from rollart_plugins.engines.requests import ActiveRequest, Draws, check_request, refusal, sample
 from rollart_plugins.engines.sessions import SessionTable
 
@@ -198,11 +198,15 @@ class EmbeddedEngine(InferenceEngine):
             )
 
     def _incoming(
-        self, channel: WeightChannel, policy_version: int, stage: Stage | None
+        self,
+        channel: WeightChannel,
+        policy_version: int,
+        stage: Callable[[Named], int] | None,
     ) -> Incoming:
         """Fetch in a thread, one fetch at a time: the thread of a cancelled caller continues."""
+        prepare: Stage | None = None if stage is None else lambda tensors, files: stage(tensors)
         with self._fetching:
-            return fetch(channel, policy_version, stage, self._base)
+            return fetch(channel, policy_version, prepare, self._base)
 
     def _begin_version(self, policy_version: int) -> int:
         """Register new weights; return the number of tokens in flight that are computed again."""

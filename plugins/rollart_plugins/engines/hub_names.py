@@ -32,12 +32,17 @@ def as_in_files(
         tensors: Tensors with the names of transformers.
         architectures: The architectures in the model's ``config.json``.
     """
-    is_split = not SPLIT.isdisjoint(architectures)
+    is_split = not keeps_names(architectures)
     for name, tensor in tensors:
         if is_split:
             yield from _split(name, tensor)
         else:
             yield name, tensor
+
+
+def keeps_names(architectures: Sequence[str]) -> bool:
+    """Return whether the files of the model have the names of transformers."""
+    return SPLIT.isdisjoint(architectures)
 
 
 def model_config(path: str) -> dict[str, Any]:

@@ -8,9 +8,10 @@ Never: changes the weights in use.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 
 import torch
 
@@ -19,8 +20,9 @@ from rollart_core.models.lora import A, B, merge
 from rollart_core.models.weights import iter_weights, model_folder
 
 Named = Iterable[tuple[str, torch.Tensor]]
-Stage = Callable[[Named], int]
-"""Prepares tensors one by one and returns their total number of bytes."""
+Stage = Callable[[Named, Sequence[Path] | None], int]
+"""Prepares tensors one by one and returns their total number of bytes. It also receives the files
+of :meth:`WeightChannel.files`."""
 
 
 @dataclass(slots=True)
@@ -69,11 +71,12 @@ def fetch(
 def _take(
     channel: WeightChannel, policy_version: int, stage: Stage | None, base: AdapterBase | None
 ) -> Incoming:
+    files = channel.files(policy_version)
     tensors = channel.fetch(policy_version)
     try:
         whole = tensors if base is None else base.whole(tensors)
         if stage is not None:
-            return Incoming(policy_version, stage(whole), 0.0)
+            return Incoming(policy_version, stage(whole, files), 0.0)
         held = list(whole)
         return Incoming(policy_version, sum(t.nbytes for _, t in held), 0.0, held)
     finally:

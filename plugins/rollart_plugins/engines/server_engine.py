@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rollart_core.contracts.inference import (
@@ -37,7 +38,7 @@ from rollart_core.contracts.inference import (
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure, first_line
 from rollart_plugins.engines.config import EngineServerConfig
-from rollart_plugins.engines.hub_names import as_in_files
+from rollart_plugins.engines.hub_names import as_in_files, keeps_names
 from rollart_plugins.engines.incoming import Incoming, fetch
 from rollart_plugins.engines.requests import check_request
 from rollart_plugins.engines.server_answers import Answer, KvOrigin, generate_result
@@ -61,8 +62,14 @@ class WeightTransport(ABC):
     """One transport of weights to a server."""
 
     @abstractmethod
-    def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
+    def prepare(
+        self, tensors: Iterable[tuple[str, torch.Tensor]], files: Sequence[Path] | None = None
+    ) -> Any:
         """Do the work that is possible during generation; runs in a thread.
+
+        Args:
+            tensors: The tensors, which are checked as they are read.
+            files: Files of a weight channel with exactly these tensors, which the server can read.
 
         Raises:
             InferenceFailure: If this machine cannot prepare the weights.
@@ -503,7 +510,7 @@ class ServerEngine(InferenceEngine):
         """Fetch weights, and prepare each tensor for the transport as it arrives; in a thread."""
         ready: list[Any] = []
 
-        def stage(tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+        def stage(tensors: Iterable[tuple[str, torch.Tensor]], files: Sequence[Path] | None) -> int:
             shapes: dict[str, tuple[int, ...]] = {}
             num_bytes = 0
 
@@ -515,7 +522,9 @@ class ServerEngine(InferenceEngine):
                     yield name, tensor
                 self._facts.check_fit(shapes)
 
-            ready[:] = [transport.prepare(seen())]
+            # a server of another user may not read the channel's folder
+            is_ours = self._process is not None and keeps_names(self._facts.architectures)
+            ready[:] = [transport.prepare(seen(), files if is_ours else None)]
             return num_bytes
 
         return fetch(channel, policy_version, stage), ready[0]

@@ -32,7 +32,14 @@ from rollart_plugins.engines.server_checks import ServerFacts
 from rollart_plugins.engines.server_client import ServerClient
 from rollart_plugins.engines.server_engine import WeightTransport
 from rollart_plugins.engines.server_process import free_port
-from rollart_plugins.engines.weight_files import Named, new_folder, write_model, written
+from rollart_plugins.engines.weight_files import (
+    Named,
+    folder_beside,
+    link_model,
+    new_folder,
+    write_model,
+    written,
+)
 
 dist: Any = torch.distributed  # its exports are not typed
 
@@ -48,17 +55,20 @@ class DiskTransport(WeightTransport):
         self._num_written = 0
         self._in_use: Path | None = None
 
-    def prepare(self, tensors: Iterable[Named]) -> Path:
-        """Write the folder; see :meth:`WeightTransport.prepare`."""
+    def prepare(self, tensors: Iterable[Named], files: Sequence[Path] | None = None) -> Path:
+        """Write or link the folder; see :meth:`WeightTransport.prepare`."""
         self._num_written += 1
-        folder = self._home / str(self._num_written)
+        folder = folder_beside(files) if files else self._home / str(self._num_written)
         try:
             with written(folder):
-                folder.mkdir()
+                folder.mkdir(exist_ok=True)
                 for file in self._model.glob("*.json"):
                     if not file.name.endswith(".index.json"):
                         shutil.copy(file, folder / file.name)
-            write_model(folder, tensors, self._bucket_bytes)
+            if files:
+                link_model(folder, files, tensors)
+            else:
+                write_model(folder, tensors, self._bucket_bytes)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -80,6 +90,8 @@ class DiskTransport(WeightTransport):
     def close(self) -> None:
         """Remove the folders."""
         shutil.rmtree(self._home, ignore_errors=True)
+        if self._in_use is not None:
+            shutil.rmtree(self._in_use, ignore_errors=True)
 
 
 class _Session:
@@ -123,7 +135,7 @@ class TensorTransport(WeightTransport):
     def __init__(self, client: ServerClient, tp_size: int, bucket_bytes: int) -> None:
         self._session, self._tp_size = _Session(client, bucket_bytes), tp_size
 
-    def prepare(self, tensors: Iterable[Named]) -> list[str]:
+    def prepare(self, tensors: Iterable[Named], files: Sequence[Path] | None = None) -> list[str]:
         """Pickle clones of the tensors; a pickled view would contain its whole storage."""
         return [
             base64.b64encode(
@@ -156,7 +168,9 @@ class DistributedTransport(WeightTransport):
         self._group: Any = None
         self._name = ""
 
-    def prepare(self, tensors: Iterable[Named]) -> list[list[Named]]:
+    def prepare(
+        self, tensors: Iterable[Named], files: Sequence[Path] | None = None
+    ) -> list[list[Named]]:
         """Move the tensors to the device of the broadcast."""
         moved = ((name, t.detach().to(self._device).contiguous()) for name, t in tensors)
         return list(self._session.buckets(moved))

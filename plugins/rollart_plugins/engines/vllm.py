@@ -19,7 +19,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -221,8 +221,23 @@ class _FolderTransport(WeightTransport):
         self._client, self._parent, self._with_head = client, folder, with_head
         self._home: Path | None = None
 
-    def prepare(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Path:
-        """Write the folder; see :meth:`WeightTransport.prepare`."""
+    def prepare(
+        self, tensors: Iterable[tuple[str, torch.Tensor]], files: Sequence[Path] | None = None
+    ) -> Path:
+        """Write or link the folder; see :meth:`WeightTransport.prepare`."""
+        from rollart_plugins.engines.weight_files import folder_beside, link_model
+
+        if not files or self._with_head:
+            return self._written(tensors)
+        folder = folder_beside(files)
+        try:
+            link_model(folder, files, tensors)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return folder
+
+    def _written(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Path:
         from rollart_plugins.engines.weight_files import new_folder, write_model, written
 
         with written(Path(self._parent or tempfile.gettempdir())):

@@ -1,10 +1,10 @@
 """New weights as a folder of safetensors files, which a server loads like its initial weights.
 
-    model-00001.safetensors, model-00002.safetensors, ...    about one bucket each
+    model-00001.safetensors, model-00002.safetensors, ...    about one bucket each, or links
     model.safetensors.index.json                             the file of each tensor
 
-Takes: tensors, one by one. Gives: model folders, and a parent folder that a later engine can clean
-up.
+Takes: tensors, one by one, or files of a weight channel. Gives: model folders, and a parent folder
+that a later engine can clean up.
 Never: holds copies of more than one bucket, or removes files of an engine on another machine from a
 shared disk.
 """
@@ -12,9 +12,10 @@ shared disk.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -49,6 +50,12 @@ def new_folder(kind: str, folder: str | None) -> Path:
     return path
 
 
+def folder_beside(files: Sequence[Path]) -> Path:
+    """Make a folder next to a weight channel's folder, on the file system of its files."""
+    with written(files[0].parent.parent):
+        return Path(tempfile.mkdtemp(prefix="served-", dir=files[0].parent.parent))
+
+
 def write_model(folder: Path, tensors: Iterable[Named], bucket_bytes: int = BUCKET_BYTES) -> int:
     """Write tensors into an existing folder; return their number of bytes.
 
@@ -69,10 +76,52 @@ def write_model(folder: Path, tensors: Iterable[Named], bucket_bytes: int = BUCK
             (folder / name).chmod(0o644)  # by default, only this user can read it
         where |= dict.fromkeys(plain, name)
         num_bytes += sum(tensor.nbytes for tensor in plain.values())
-    index = {"metadata": {"total_size": num_bytes}, "weight_map": where}
     with written(folder):
-        (folder / _INDEX).write_text(json.dumps(index), encoding="utf-8")
+        _write_index(folder, num_bytes, where)
     return num_bytes
+
+
+def link_model(folder: Path, files: Sequence[Path], tensors: Iterable[Named]) -> int:
+    """Link existing files into a folder, without a copy; return the bytes of their tensors.
+
+    Args:
+        folder: The folder, on the file system of the files.
+        files: Safetensors files.
+        tensors: The tensors in the files, which are checked by the caller as they are read here.
+
+    Raises:
+        InferenceFailure: If the files cannot be linked.
+        LookupError: If a file has been removed meanwhile.
+        Exception: Any error that ``tensors`` raises.
+    """
+    from safetensors import safe_open
+
+    where: dict[str, str] = {}
+    for number, file in enumerate(files, 1):
+        name = f"model-{number:05}.safetensors"
+        try:
+            os.link(file, folder / name)
+        except FileNotFoundError as e:
+            raise LookupError(f"the weights in {file} are gone") from e
+        except OSError as e:
+            raise _not_written(folder, e) from e
+        with safe_open(folder / name, framework="pt") as held:
+            where |= dict.fromkeys(held.keys(), name)
+    num_bytes = sum(tensor.nbytes for _, tensor in tensors)
+    with written(folder):
+        _write_index(folder, num_bytes, where)
+    return num_bytes
+
+
+def _write_index(folder: Path, num_bytes: int, where: dict[str, str]) -> None:
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": where}
+    (folder / _INDEX).write_text(json.dumps(index), encoding="utf-8")
+
+
+def _not_written(folder: Path, error: Exception) -> InferenceFailure:
+    return InferenceFailure(
+        f"new weights cannot be written to {folder}: {error}", boundary="load_weights"
+    )
 
 
 @contextmanager
@@ -87,6 +136,4 @@ def written(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as e:
-        raise InferenceFailure(
-            f"new weights cannot be written to {folder}: {e}", boundary="load_weights"
-        ) from e
+        raise _not_written(folder, e) from e

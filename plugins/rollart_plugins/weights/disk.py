@@ -2,6 +2,7 @@
 
 A version is ``v<N>.json``, which lists its files in order with a checksum for each tensor, and
 these files, with one bucket each: ``v<N>-<random>-<k>.safetensors``. The JSON file is written last.
+Inference servers on the machine can read the same files (:meth:`DiskChannel.files`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import secrets
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +27,16 @@ class DiskChannel(FolderChannel):
     """Safetensors files in a folder that trainer and engines can both read."""
 
     suffix = ".json"
+    survives: ClassVar[bool] = True
+    """Whether versions are written to the disk with checksums. Memory needs neither."""
+
+    def files(self, policy_version: int) -> list[Path]:
+        """See :meth:`WeightChannel.files`."""
+        try:
+            rows = _index(self._path(policy_version))
+        except (FileNotFoundError, NotADirectoryError):
+            raise LookupError(self._lacks(policy_version)) from None
+        return [self._folder / row["file"] for row in rows]
 
     @classmethod
     def _patterns(cls) -> tuple[str, ...]:
@@ -38,12 +49,12 @@ class DiskChannel(FolderChannel):
             for k, bucket in enumerate(buckets(tensors, self._bucket_bytes)):
                 name = f"v{policy_version}-{once}-{k:05}.safetensors"
                 written.append(self._folder / name)
-                save_file(dict(bucket), written[-1])
-                _sync(written[-1])
-                files.append({"file": name, "crc32": {n: checksum(t) for n, t in bucket}})
+                save_file(dict(bucket), written[-1], metadata={"format": "pt"})
+                files.append({"file": name, "crc32": {n: self._sum(t) for n, t in bucket}})
+                self._sync(written[-1])
                 num_bytes += sum(t.nbytes for _, t in bucket)
             path.write_text(json.dumps(files), encoding="utf-8")
-            _sync(path)  # complete on disk before it gets its name
+            self._sync(path)  # complete on disk before it gets its name
         except BaseException:
             for file in written:
                 file.unlink(missing_ok=True)
@@ -62,6 +73,14 @@ class DiskChannel(FolderChannel):
             except SafetensorError as e:
                 raise ValueError(f"{file} is damaged: {e}") from e
         return _tensors(opened)
+
+    def _sum(self, tensor: torch.Tensor) -> int | None:
+        return checksum(tensor) if self.survives else None
+
+    def _sync(self, path: Path) -> None:
+        if self.survives:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def _companions(self, policy_version: int) -> list[Path]:
         return list(self._folder.glob(f"v{policy_version}-*.safetensors"))
@@ -92,16 +111,11 @@ def _index(path: Path, *, damaged_is_empty: bool = False) -> list[dict[str, Any]
 
 
 def _tensors(
-    opened: list[tuple[Any, dict[str, int], Path]],
+    opened: list[tuple[Any, dict[str, int | None], Path]],
 ) -> Iterator[tuple[str, torch.Tensor]]:
     for handle, sums, file in opened:
         for name, wanted in sums.items():
             tensor = handle.get_tensor(name)
-            if checksum(tensor) != wanted:
+            if wanted is not None and checksum(tensor) != wanted:
                 raise ValueError(f"{file} is damaged: {name!r} does not match its checksum")
             yield name, tensor
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -20,9 +20,12 @@ from rollart_core.errors import EngineDied, InferenceFailure
 from rollart_plugins.engines import sglang_weights
 from rollart_plugins.engines.config import SGLangConfig
 from rollart_plugins.engines.server_checks import ModelFacts, ServerFacts
+from rollart_plugins.engines.server_engine import WeightTransport
 from rollart_plugins.engines.sglang import SGLangEngine
 from rollart_plugins.engines.sglang_weights import DiskTransport, new_transport
 from rollart_plugins.engines.weight_files import new_folder, write_model
+from rollart_plugins.weights.disk import DiskChannel
+from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 from rollart_sandboxes.pool import owner
 from rollart_testing import FakeWeightChannel
 
@@ -103,6 +106,55 @@ def test_a_version_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
         transport.prepare(WEIGHTS)
     transport.close()
     assert list((tmp_path / "weights").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [SharedMemoryChannel, DiskChannel])
+def test_a_launched_server_reads_the_channels_own_files(
+    tmp_path: Path, kind: type[DiskChannel]
+) -> None:
+    channel = kind(str(tmp_path / "shared" / "channel"), keep=1, bucket_bytes=40)
+    channel.publish(1, WEIGHTS)
+    files = channel.files(1)
+    assert len(files) > 1
+    transport = disk_transport(tmp_path)
+    folder = transport.prepare(channel.fetch(1), files)
+    inodes = {file.stat().st_ino for file in folder.glob("*.safetensors")}
+    assert inodes == {file.stat().st_ino for file in files}  # no copy
+    assert (folder / "config.json").read_text() == "{}"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == {name for name, _ in WEIGHTS}
+    channel.publish(2, WEIGHTS)  # removes version 1 from the channel
+    for name, tensor in written_in(folder).items():
+        assert torch.equal(tensor, dict(WEIGHTS)[name])
+    with pytest.raises(LookupError, match="policy version 1"):
+        channel.files(1)
+    with pytest.raises(LookupError, match="are gone"):
+        transport.prepare(iter(WEIGHTS), files)
+    shutil.rmtree(folder)
+    transport.close()
+    channel.close()
+    assert [p.name for p in (tmp_path / "shared").iterdir()] == []
+
+
+def test_only_dense_models_of_launched_servers_are_linked(tmp_path: Path) -> None:
+    given: list[object] = []
+
+    class Records(WeightTransport):
+        def prepare(self, tensors: Any, files: Any = None) -> None:
+            list(tensors)
+            given.append(files)
+
+        async def send(self, ready: Any, tag: str, *, keep_kv: bool) -> None: ...
+
+    channel = SharedMemoryChannel(str(tmp_path / "channel"))
+    channel.publish(1, WEIGHTS)
+    engine: Any = SGLangEngine(model_path="m", weight_transport="disk")
+    for launched, architecture in ((True, "Qwen3"), (False, "Qwen3"), (True, "Qwen3Moe")):
+        engine._process = object() if launched else None
+        engine._facts = ModelFacts(architectures=(f"{architecture}ForCausalLM",))
+        engine._prepared(channel, Records(), 1)
+    assert given == [channel.files(1), None, None]
+    channel.close()
 
 
 def test_a_disk_that_takes_no_weights_costs_the_engine_and_wrong_weights_do_not(

@@ -247,13 +247,13 @@ def _run_killed(kind: str, name: str) -> None:
 
 def test_damaged_files_are_found_out(tmp_path):
     big = {"w": torch.arange(1000.0), "v": torch.ones(3)}
-    for kind, said in (("shared-memory", "not a complete|index is not"), ("disk", "damaged")):
+    for kind in ("shared-memory", "disk"):
         folder = tmp_path / kind
         writer, reader = end(kind, folder), end(kind, folder)
         for cut in (40, 600, 4000):
             writer.publish(1, big.items())
             _cut(folder, cut)
-            with pytest.raises(ValueError, match=said):
+            with pytest.raises(ValueError, match="damaged"):
                 list(reader.fetch(1))
         writer.close()
 
