@@ -13,8 +13,10 @@
         attention and gate, and 4 (2 h + q + k) for norms, which are in float32; h is the width, q
         and k all query and key heads, f the inner width (counted as in arXiv 2205.05198, section
         4.1, without dropout, and without scores, which fused attention does not keep)
-        logits  (b + 16) V per sampled token: the logits, and in float32 the logits, their
-        logarithms, their probabilities, and the products of both
+        logits  (b + 16) V min(T, C), C = 2^28 / 4 V positions of a chunk: the logits, and in
+        float32 the logits, their logarithms, their probabilities, and the products of both; if
+        T > C the gradient of the head too, 4 V h, which is summed over chunks. Every token of the
+        microbatch may be sampled
     the host memory of a machine whose ranks have devices, the larger of
         loading  4 P for a single rank; several ranks each read their shards row by row: at most
         their rows of the largest tensor, the embedding, 4 V h / N
@@ -39,7 +41,7 @@ from rollart_core.config.model import ModelPath, NewModel
 from rollart_core.config.resolve import ResolvedRun
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import Demand, ModelShape, Placement, Pool
-from rollart_core.runtime.workload import held_tokens, trained_tokens
+from rollart_core.runtime.workload import held_tokens
 from rollart_planner.cluster import filled
 from rollart_planner.devices import GB
 from rollart_planner.fit import is_cpu
@@ -48,6 +50,8 @@ from rollart_planner.roofline import KV_SHARE, engine_model
 
 TRAIN_SHARE = 0.9
 """Share of a device's memory that a rank may use; the rest is for CUDA, NCCL and fragmentation."""
+CHUNK_BYTES = 2**28
+"""The same as ``CHUNK_BYTES`` of ``rollart_core.training.head``, without torch."""
 WHOLE_GRADIENT_BYTES = 2 * 2**30
 """The same as ``WHOLE_GRADIENT_BYTES`` of ``rollart_core.training.distributed``, without torch."""
 MOST_RANKS = 4096
@@ -61,8 +65,6 @@ class TrainingNumbers:
     num_ranks: int
     num_tokens: int
     """Tokens of the largest microbatch."""
-    sampled_share: float = 1.0
-    """Share of its tokens that the policy sampled. Only these need logits."""
     recomputes: bool = False
     """Whether layers are recomputed in the backward pass."""
     bytes_per_value: float = 2.0
@@ -109,12 +111,17 @@ def rank_bytes(model: ModelShape, run: TrainingNumbers) -> dict[str, float]:
         "reference": 4 * shard * run.num_references,
         "gathered": _gathered(model, run),
         "activations": _activations(model, run),
-        "logits": run.num_tokens
-        * run.sampled_share
-        * model.vocab_size
-        * (run.bytes_per_value + 16),
+        "logits": _logits(model, run),
     }
     return {name: num_bytes for name, num_bytes in found.items() if num_bytes}
+
+
+def _logits(model: ModelShape, run: TrainingNumbers) -> float:
+    chunk = CHUNK_BYTES / max(1, 4 * model.vocab_size)
+    width = model.width or model.num_heads * model.head_dim
+    gradient = 4.0 * model.vocab_size * width if run.num_tokens > chunk else 0.0
+    rows = min(run.num_tokens, chunk)
+    return rows * model.vocab_size * (run.bytes_per_value + 16) + gradient
 
 
 def _gathered(model: ModelShape, run: TrainingNumbers) -> float:
@@ -312,7 +319,7 @@ def verdicts(
     assert model is not None
     by_name = {pool.name: pool for pool in filled(pools)}
     trainer = by_name[placement.trainer]
-    numbers = training_numbers(run, demand, workloads)
+    numbers = training_numbers(run, demand)
     on_host = is_cpu(trainer)
     found = [] if on_host else [trainer_verdict(model, trainer, numbers)]
     machine = machine_verdict(model, trainer, demand.num_trainer_ranks, on_host=on_host)
@@ -337,19 +344,14 @@ def verdicts(
     return found
 
 
-def training_numbers(
-    run: ResolvedRun, demand: Demand, workloads: Mapping[str, Workload]
-) -> TrainingNumbers:
+def training_numbers(run: ResolvedRun, demand: Demand) -> TrainingNumbers:
     """Return the numbers of a run that determine what a trainer rank holds."""
     config, model = run.config, run.config.model
     dtype = model.dtype if isinstance(model, ModelPath | NewModel) else "float32"
     in_bfloat16 = config.trainer.autocast == "bfloat16" or dtype == "bfloat16"
-    decoded = sum(load.turns * load.decode_tokens for load in workloads.values())
-    every = sum(trained_tokens(load) for load in workloads.values())
     return TrainingNumbers(
         num_ranks=demand.num_trainer_ranks,
         num_tokens=max(config.trainer.max_tokens_per_microbatch, config.rollout.max_context_tokens),
-        sampled_share=decoded / every if every else 1.0,
         recomputes=config.trainer.activation_checkpointing,
         bytes_per_value=2.0 if in_bfloat16 else 4.0,
         num_references=demand.num_references,

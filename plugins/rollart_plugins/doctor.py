@@ -35,6 +35,9 @@ MOST_USED: Final = 0.1
 BYTES: Final = 16 * 2**20
 """Size of the tensor of the all-reduce."""
 ROUNDS: Final = 4
+CONNECT_S: Final = 10.0
+"""Seconds in which a machine must reach a port of the trainer's machine."""
+PREFLIGHT: Final = "preflight checks"
 TESTED: Final = {"sglang": "0.5.23", "vllm": "0.32"}
 """Server -> the version that RollArt is tested with."""
 
@@ -112,14 +115,19 @@ async def examine(run: ResolvedRun, progress: Callable[[str], None]) -> list[Dia
     found: list[Diagnosis] = []
     try:
         progress("placing the workers")
-        pools = await runtime.connect()
-        await runtime.place(place(run, pools, demand_of(run)))
+        try:
+            pools = await runtime.connect()
+            await runtime.place(place(run, pools, demand_of(run)))
+        except ConfigError as e:
+            found += _problems(e, PREFLIGHT)
+        else:
+            says = "places, versions, files, run directory, weights"
+            found.append(Diagnosis("", Finding(PREFLIGHT, "ok", says)))
         progress("asking the machines")
         found += await _machines(run, runtime)
-        progress("starting an all-reduce of the trainer ranks")
-        found.append(await _all_reduce(run, runtime))
-    except ConfigError as e:
-        found += _problems(e, "preflight checks")
+        if found[0].finding.state == "ok":
+            progress("starting an all-reduce of the trainer ranks")
+            found += await _all_reduce(run, runtime)
     except RollartError as e:
         found.append(Diagnosis("", Finding("workers", "bad", first_line(str(e)))))
     finally:
@@ -141,16 +149,15 @@ def _remove(run_dir: Path) -> None:
 
 async def _machines(run: ResolvedRun, runtime: WorkersRuntime) -> list[Diagnosis]:
     from rollart_core.runtime.workload import shape_of
-    from rollart_ray.nodes import ask_the_time, check_sandbox_on_node, clock_faults
+    from rollart_ray.nodes import check_sandbox_on_node, compare_clocks
 
     facts = await runtime.ask(ask_for_facts(str(run.config.runs_dir), _servers(run)))
-    before_s = time.time()
-    times = await runtime.ask(ask_the_time())
-    after_s = time.time()
-    apart = clock_faults(before_s, times, after_s)
+    if not facts:  # no worker has a place
+        return []
+    apart, within_s = await compare_clocks(runtime.ask)
     found = [Diagnosis("", Finding("clocks", "bad", *_halves(line))) for line in apart]
     if not apart:
-        said = f"agree within {after_s - before_s:.2g} s"
+        said = f"agree within {within_s:.2g} s"
         found.append(Diagnosis("", Finding("clocks", "ok", said)))
     found += _versions(facts)
     shape = shape_of(run.config.model)
@@ -203,7 +210,7 @@ def ask_for_facts(runs_dir: str, servers: Mapping[str, str]) -> Callable[[], dic
         import shutil
         import subprocess
         import sys
-        from importlib.metadata import PackageNotFoundError, version
+        from importlib.metadata import distributions
 
         def output(*argv: str) -> str:
             try:
@@ -219,12 +226,8 @@ def ask_for_facts(runs_dir: str, servers: Mapping[str, str]) -> Callable[[], dic
                 path = os.path.dirname(path) or "/"
             return shutil.disk_usage(path).free
 
-        versions = {}
-        for name in ("rollart", "torch", "transformers", "ray"):
-            try:
-                versions[name] = version(name)
-            except PackageNotFoundError:
-                versions[name] = "none"
+        here = {d.name.lower(): d.version for d in distributions()}
+        versions = {n: here.get(n, "none") for n in ("rollart", "torch", "transformers", "ray")}
         installed = {
             name: output(
                 python or sys.executable,
@@ -236,12 +239,10 @@ def ask_for_facts(runs_dir: str, servers: Mapping[str, str]) -> Callable[[], dic
         }
         probe = "import torch; print(torch.version.cuda or '', torch.cuda.is_available())"
         query = "--query-gpu=name,memory.total,memory.used,driver_version"
-        has_driver = shutil.which("nvidia-smi") is not None
+        smi = ("nvidia-smi", query, "--format=csv,noheader,nounits")
         memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return {
-            "gpus": output("nvidia-smi", query, "--format=csv,noheader,nounits")
-            if has_driver
-            else "",
+            "gpus": output(*smi) if shutil.which(smi[0]) else "",
             "cuda": output(sys.executable, "-c", probe) if versions["torch"] != "none" else "",
             "versions": versions,
             "shm_free": free("/dev/shm"),
@@ -341,31 +342,58 @@ def _versions(facts: Mapping[str, Mapping[str, Any]]) -> list[Diagnosis]:
 # The all-reduce
 
 
-async def _all_reduce(run: ResolvedRun, runtime: WorkersRuntime) -> Diagnosis:
-    """Start the trainer ranks without a model, and sum a tensor over them."""
+async def _all_reduce(run: ResolvedRun, runtime: WorkersRuntime) -> list[Diagnosis]:
+    """Start the trainer ranks without a model, connect to rank 0, and sum a tensor over them."""
     from rollart_core.runtime.remote import OPEN_STORE
 
     size = run.config.runtime.num_trainer_ranks
     workers = [runtime.new_worker("trainer", rank) for rank in range(size)]
     device = str(getattr(run.config.model, "device", "auto"))
+    own = runtime.has_own_devices
     what = f"all-reduce of {size} ranks"
+    found: list[Diagnosis] = []
     try:
         await asyncio.gather(*(worker.start() for worker in workers))
         store = await workers[0].call(OPEN_STORE, runtime.trainer_host)
+        for node, why in (await runtime.ask(ask_to_connect(store, CONNECT_S))).items():
+            found.append(Diagnosis(node, _connection(store, why)))
         calls = [
-            worker.call(
-                f"{__name__}:all_reduce", store, rank, size, device, runtime.has_own_devices
-            )
+            worker.call(f"{__name__}:all_reduce", store, rank, size, device, own)
             for rank, worker in enumerate(workers)
         ]
         took_s = max(await asyncio.gather(*calls))
     except Exception as e:
+        says = first_line(str(e)) or type(e).__name__
         mend = "check the network interfaces (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) and firewalls"
-        return Diagnosis("", Finding(what, "bad", first_line(str(e)) or type(e).__name__, mend))
+        return [*found, Diagnosis("", Finding(what, "bad", says, mend))]
     finally:
         await asyncio.gather(*(worker.close() for worker in workers), return_exceptions=True)
     says = f"{BYTES / 2**20:.0f} MiB in {1e3 * took_s:.3g} ms ({BYTES / took_s / _GB:.3g} GB/s)"
-    return Diagnosis("", Finding(what, "ok", says))
+    return [*found, Diagnosis("", Finding(what, "ok", says))]
+
+
+def ask_to_connect(address: str, limit_s: float) -> Callable[[], str]:
+    """Return a function that connects to ``host:port`` and returns an error, or an empty string."""
+
+    def connect() -> str:
+        import socket
+
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=limit_s).close()
+        except OSError as e:
+            return str(e)
+        return ""
+
+    return connect
+
+
+def _connection(address: str, why: str) -> Finding:
+    host = address.rpartition(":")[0]
+    if not why:
+        return Finding("trainer's ports", "ok", f"{host} can be reached")
+    mend = "open the ports between all machines of the run in their firewalls"
+    return Finding("trainer's ports", "bad", f"cannot connect to {address}: {why}", mend)
 
 
 def all_reduce(store: str, rank: int, world_size: int, device: str, own_devices: bool) -> float:

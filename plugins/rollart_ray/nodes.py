@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,27 +178,48 @@ def ask_the_time() -> Callable[[], float]:
     return now
 
 
+AskTheTime = Callable[[Callable[[], float]], Awaitable[Mapping[str, float]]]
+CLOCK_QUESTIONS = 3
 CLOCKS_APART_S = 1.0
 """Largest difference of clocks; tokens of Ray and times in the journal depend on them."""
 
 
-def clock_faults(before_s: float, answers: Mapping[str, float], after_s: float) -> list[str]:
+def clock_faults(rounds: Sequence[tuple[float, Mapping[str, float], float]]) -> list[str]:
     """Return one line for each node whose clock surely differs from that of this process.
 
     Args:
-        before_s: The time here before the question.
-        answers: Title of a node -> its time.
-        after_s: The time here after all answers.
+        rounds: For each time that the nodes were asked: the time here before the question, title
+            of a node -> its time, and the time here after all answers.
     """
     faults = []
-    for title, theirs_s in answers.items():
-        apart_s = max(before_s - theirs_s, theirs_s - after_s)
+    for title in rounds[0][1]:
+        apart_s = max(max(before - t[title], t[title] - after) for before, t, after in rounds)
         if apart_s > CLOCKS_APART_S:
             faults.append(
                 f"the clock of node {title} differs by at least {apart_s:.1f} s from this "
                 "machine's: synchronize all nodes, for example with chrony"
             )
     return faults
+
+
+async def compare_clocks(ask: AskTheTime) -> tuple[list[str], float]:
+    """Ask all nodes for their time, and compare it with that of this process.
+
+    The first question waits until a process starts on each node, so its answer bounds the
+    difference only loosely. The best bound of several questions counts.
+
+    Args:
+        ask: Sends a question to all nodes; returns title of a node -> its answer.
+
+    Returns:
+        One line per node that differs, and the uncertainty in seconds.
+    """
+    rounds = []
+    for _ in range(CLOCK_QUESTIONS):
+        before_s = time.time()
+        answers = await ask(ask_the_time())
+        rounds.append((before_s, answers, time.time()))
+    return clock_faults(rounds), min(after - before for before, _, after in rounds)
 
 
 def ask_for_free_bytes(path: str) -> Callable[[], int]:
@@ -353,10 +374,12 @@ class NodeChecks:
     async def clocks(self, nodes: Nodes) -> list[str]:
         """The clocks of all nodes agree with this machine's."""
         everywhere = [node for role in nodes.values() for node in role]
-        before_s = time.time()
-        answers = await self._cluster.ask(ask_the_time(), everywhere)
-        after_s = time.time()
-        return clock_faults(before_s, {n.title: t for n, t in answers.items()}, after_s)
+
+        async def ask(question: Callable[[], float]) -> dict[str, float]:
+            answers = await self._cluster.ask(question, everywhere)
+            return {node.title: answer for node, answer in answers.items()}
+
+        return (await compare_clocks(ask))[0]
 
     async def weights(self, nodes: Nodes, shared: Path) -> list[str]:
         """The engines see the trainer's files, if the channel needs that."""

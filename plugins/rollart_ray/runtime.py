@@ -152,7 +152,8 @@ class RayRuntime(WorkersRuntime):
             for reserved in self._reserved.values()
             if (node := self._cluster.nodes_of(reserved.group)[reserved.index]) is not None
         }
-        answers = await self._cluster.ask(question, sorted(found, key=lambda node: node.title))
+        nodes = sorted(found, key=lambda node: node.title)
+        answers = await self._cluster.ask(question, nodes, ray_nodes.SANDBOX_S)
         return {node.title: answer for node, answer in answers.items()}
 
     def weights_location(self) -> str:

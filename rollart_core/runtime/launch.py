@@ -333,6 +333,8 @@ class _Launch:
         """
         answers, self._answers = self._answers[:NUM_ANSWERS], []
         if not answers or self._run.demonstrates:
+            why = "no answers of the engine's policy were sampled before training"
+            self._observer.message(f"trainer and engine are not compared: {why}")
             return
         async with self._phase("cross-check", f"{len(answers)} answers in trainer and engine"):
             try:

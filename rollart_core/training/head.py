@@ -7,6 +7,9 @@ The logits of 32,000 tokens and a vocabulary of 152,000 take 19 GB in float32, a
 through them takes several times that. One chunk takes at most :data:`CHUNK_BYTES`, and is computed
 again in the backward pass. Logits that fit in one chunk are computed once, as they were before.
 
+Some models scale their logits (Granite, Cohere) or cap them (Gemma 2, arXiv 2408.00118, section 2:
+``cap tanh(z / cap)``). This is part of each chunk. It is read from the outputs of given logits.
+
 Takes: hidden states and a linear head, or a model whose forward pass ends with one. Gives: logprobs
 and entropies with gradients. Never: changes the model, except within :meth:`Head.replaced`.
 """
@@ -26,6 +29,8 @@ CHUNK_BYTES = 256 * 2**20
 """Maximum size of the float32 logits of one chunk."""
 _LARGE = 60.0
 """Larger than the logits of trained models, so that a soft cap changes it."""
+_CAPS = ("final_logit_softcapping", "logits_soft_cap")
+"""Keys of soft caps in the configs of transformers."""
 
 
 class Targets(NamedTuple):
@@ -51,6 +56,10 @@ class Scoring(NamedTuple):
     """Whether the entropy is differentiable."""
     compute_dtype: torch.dtype | None = None
     """Dtype of the products with the head; None: that of the hidden states."""
+    scale: float = 1.0
+    """Factor of the logits, before the cap."""
+    cap: float | None = None
+    """Soft cap of the scaled logits, before the temperature."""
 
 
 class Head:
@@ -64,7 +73,8 @@ class Head:
         self.model = model
         module = model.get_output_embeddings()  # type: ignore[operator]
         self._module: Any = module if type(module) is nn.Linear else None
-        self._is_last: bool | None = None if self._module is not None else False
+        self._after: Scoring | None = None
+        self._is_tried = self._module is None
 
     def in_chunks(self, num_rows: int) -> bool:
         """Return whether the logits of so many positions are too large to be computed at once."""
@@ -75,20 +85,31 @@ class Head:
         """Size of the vocabulary, which is the number of rows of the head."""
         return int(self._module.out_features)
 
-    def is_last(self, output: Callable[[], Tensor]) -> bool:
-        """Return whether the model returns the output of its head unchanged; tried once.
+    def knows_model(self, output: Callable[[], Tensor]) -> bool:
+        """Return whether the model only scales or caps the output of its head; tried once.
 
-        A soft cap or a scale after the head changes the tried values.
+        With several ranks, each must call it before the same forward pass.
 
         Args:
             output: Runs the model on two tokens and returns its logits ``[1, 2, V]``.
         """
-        if self._is_last is None:
-            device = self._module.weight.device
-            tried = torch.linspace(-_LARGE, _LARGE, self.num_tokens, device=device).expand(1, 2, -1)
-            with torch.no_grad(), self.replaced(lambda hidden: tried):
-                self._is_last = torch.equal(output().float(), tried)
-        return self._is_last
+        if not self._is_tried:
+            self._is_tried, device = True, self._module.weight.device
+            tried = torch.linspace(-_LARGE, _LARGE, self.num_tokens, device=device).double()
+            with torch.no_grad(), self.replaced(lambda hidden: tried.expand(1, 2, -1)):
+                self._after = self._explained(tried, output()[0, -1].double())
+        return self._after is not None
+
+    def _explained(self, given: Tensor, found: Tensor) -> Scoring | None:
+        """Return the scale or cap by which the model changed logits ``[V]``; None if by others."""
+        config: Any = self.model.config
+        caps = [getattr(config.get_text_config(), key, None) for key in _CAPS]
+        last = Scoring(scale=float(found[-1] / given[-1]))
+        for after in (Scoring(), *(Scoring(cap=float(cap)) for cap in caps if cap), last):
+            wanted, _ = _adjust(given.clone(), after)
+            if torch.allclose(found, wanted, rtol=1e-6, atol=1e-6):
+                return after
+        return None
 
     @contextmanager
     def replaced(self, by: Callable[[Tensor], Tensor]) -> Iterator[None]:
@@ -117,6 +138,8 @@ class Head:
             scoring: How logits become logprobs.
         """
         weight, bias = self._module.weight, self._module.bias
+        if self._after is not None:
+            scoring = scoring._replace(scale=self._after.scale, cap=self._after.cap)
         return score_in_chunks(hidden, (weight, bias), targets, scoring)
 
 
@@ -216,11 +239,11 @@ class _Chunked(torch.autograd.Function):
         matrix = weight.to(scoring.compute_dtype or hidden.dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for start, stop in _chunks(len(hidden), len(weight)):
-                logp = _logits(hidden[start:stop], matrix, bias, scoring)
-                logp -= logp.logsumexp(-1, keepdim=True)
+                logp, _ = _log_probs(hidden[start:stop], matrix, bias, scoring)
                 pairs = _pairs(rows, start, stop)
                 values[pairs] = logp[rows[pairs] - start, tokens[pairs]]
                 entropies.append(-torch.einsum("rv,rv->r", logp.exp(), logp))
+                del logp  # before the next chunk
         entropy = torch.cat(entropies)
         ctx.save_for_backward(hidden, weight, bias, rows, tokens, entropy)
         if not scoring.entropy_gradient:
@@ -238,25 +261,21 @@ class _Chunked(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=grad.dtype) if is_trained else None
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=grad.dtype)
         for start, stop in _chunks(len(hidden), len(weight)):
-            logp = _logits(hidden[start:stop], matrix, bias, scoring)
-            logp -= logp.logsumexp(-1, keepdim=True)
             pairs = _pairs(rows, start, stop)
-            at, given = rows[pairs] - start, grad[pairs]
-            total = grad.new_zeros(stop - start).index_add_(0, at, given)[:, None]
-            probs = logp.exp()
-            if scoring.entropy_gradient:
-                slope = logp.add_(entropy[start:stop, None]).mul_(grad_entropy[start:stop, None])
-                probs.mul_(slope.add_(total))
-            else:
-                probs.mul_(total)
-            grad_logits = probs.neg_().index_put_((at, tokens[pairs]), given, accumulate=True)
-            grad_logits.div_(scoring.temperature)
+            grad_logits = _logit_gradients(
+                _log_probs(hidden[start:stop], matrix, bias, scoring),
+                Targets(rows[pairs] - start, tokens[pairs]),
+                grad[pairs],
+                (entropy[start:stop], grad_entropy[start:stop]),
+                scoring,
+            )
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
             rounded = grad_logits.to(matrix.dtype)
             grad_hidden[start:stop] = rounded @ matrix
             if grad_weight is not None:
                 _add_product(grad_weight, rounded, hidden[start:stop].to(matrix.dtype))
+            del grad_logits, rounded  # before the next chunk
         if grad_bias is not None and bias is not None:
             grad_bias = grad_bias.to(bias.dtype)
         if grad_weight is not None:
@@ -275,13 +294,59 @@ def _pairs(rows: Tensor, start: int, stop: int) -> Tensor:
     return ((rows >= start) & (rows < stop)).nonzero()[:, 0]
 
 
-def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, scoring: Scoring) -> Tensor:
-    """Return the divided logits of a chunk, at least float32, in memory of their own."""
+def _log_probs(
+    hidden: Tensor, matrix: Tensor, bias: Tensor | None, scoring: Scoring
+) -> tuple[Tensor, Tensor | None]:
+    """Return the logprobs ``[r, V]`` of a chunk, at least float32, and the slope of the cap."""
     logits = hidden.to(matrix.dtype) @ matrix.T
     if bias is not None:
         logits += bias.to(logits.dtype)
     logits = logits.to(torch.promote_types(hidden.dtype, torch.float32))
-    return logits.div_(scoring.temperature) if scoring.temperature != 1.0 else logits
+    logits, slope = _adjust(logits, scoring)
+    return torch.log_softmax(logits, dim=-1), slope
+
+
+def _logit_gradients(
+    found: tuple[Tensor, Tensor | None],
+    targets: Targets,
+    grad: Tensor,
+    entropies: tuple[Tensor, Tensor],
+    scoring: Scoring,
+) -> Tensor:
+    """Return the gradient ``[r, V]`` of a chunk's output of the head.
+
+    Args:
+        found: The result of :func:`_log_probs`, which is overwritten.
+        targets: The chunk's targets.
+        grad: The gradients of their logprobs.
+        entropies: The entropies ``[r]``, and their gradients.
+        scoring: How logits become logprobs.
+    """
+    logp, slope_of_cap = found
+    total = grad.new_zeros(len(logp)).index_add_(0, targets.rows, grad)[:, None]
+    probs = logp.exp()
+    if scoring.entropy_gradient:
+        entropy, grad_entropy = entropies
+        probs.mul_(logp.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(total))
+    else:
+        probs.mul_(total)
+    probs.neg_().index_put_((targets.rows, targets.tokens), grad, accumulate=True)
+    probs.mul_(scoring.scale / scoring.temperature)
+    return probs if slope_of_cap is None else probs.mul_(slope_of_cap)
+
+
+def _adjust(logits: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor | None]:
+    """Scale, cap and divide logits in place; return the slope of the cap too."""
+    slope = None
+    if scoring.scale != 1.0:
+        logits.mul_(scoring.scale)
+    if scoring.cap is not None:
+        logits.div_(scoring.cap).tanh_()
+        slope = 1 - logits * logits
+        logits.mul_(scoring.cap)
+    if scoring.temperature != 1.0:
+        logits.div_(scoring.temperature)
+    return logits, slope
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -158,19 +158,23 @@ class Policy(ABC):
             entropy_gradient: Whether the entropy is differentiable.
         """
         targets = Targets.one_per_row(positions.tokens)
-        if not (
-            self.head.in_chunks(positions.num_computed) and self.head.is_last(self._try_output)
-        ):
+        # Tried before any rank has a large batch: a forward pass is a collective call.
+        is_known = self.head.knows_model(self._try_output)
+        if not (is_known and self.head.in_chunks(positions.num_computed)):
             logits = positions.of(output())
             return self._of_logits(logits, targets, entropy_gradient)
         scoring = Scoring(self.temperature, entropy_gradient)
+        scores: list[Scores] = []
 
         def scored(hidden: Tensor) -> Tensor:
-            found = self.head.score(positions.of(hidden), targets, scoring)
-            return torch.stack(found, dim=-1)[None]
+            scores.append(self.head.score(positions.of(hidden), targets, scoring))
+            return torch.stack(scores[0], dim=-1)[None]
 
         with self.head.replaced(scored):
-            logprobs, entropy = output()[0].unbind(-1)
+            returned = output()  # the model may have scaled it
+        ((logprobs, entropy),) = scores
+        # FSDP2 hooks the backward pass at the model's output, so that must be part of the graph.
+        logprobs = logprobs + 0.0 * returned.sum()
         return logprobs, entropy if entropy_gradient else entropy.detach()
 
     def _try_output(self) -> Tensor:

@@ -63,11 +63,12 @@ async def trainer_ranks(
         assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-def shrink_head_chunks() -> None:
-    """Let the output head compute five rows at a time; called in each rank."""
-    from rollart_core.training import head
+def shrink_head_chunks(first_rank: int = 0) -> None:
+    """Let the output heads of ranks compute five rows at a time; called in each rank."""
+    from rollart_core.training import distributed, head
 
-    head.chunk_rows = lambda num_tokens: 5
+    if distributed.rank() >= first_rank:
+        head.chunk_rows = lambda num_tokens: 5
 
 
 def run_out_of_memory(on_rank: int, most_tokens: int) -> None:

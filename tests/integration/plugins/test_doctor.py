@@ -1,6 +1,9 @@
 """``rollart doctor`` says what each machine lacks for a run, and what to fix."""
 
+import asyncio
 import json
+import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +15,14 @@ from support import fork_server
 from support.whole_runs import run, write
 
 from rollart_core.errors import ConfigError
-from rollart_plugins.doctor import ask_for_facts, findings_of, gpus_of
+from rollart_core.runtime.prepare import prepare
+from rollart_plugins.doctor import (
+    ask_for_facts,
+    ask_to_connect,
+    examine,
+    findings_of,
+    gpus_of,
+)
 from rollart_ray.nodes import ask_for_model, clock_faults, model_faults
 
 GIB = 2**30
@@ -86,12 +96,62 @@ def diagnosed(folder: Path, *changes: str, **config: Any) -> tuple[int, dict[str
     return program.returncode, json.loads(out)
 
 
+def with_gpus(folder: Path, csv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put an nvidia-smi first on PATH that reports these GPUs."""
+    program = folder / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{csv}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+def test_the_gpus_that_the_driver_reports_are_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with_gpus(tmp_path, GPUS, monkeypatch)
+    facts = ask_for_facts(str(tmp_path), {})()
+    found = {f.what: f for f in findings_of(facts, 0, on_gpu=True)}
+    assert found["driver"].state == "bad"  # the torch of tests has no CUDA
+    assert (found["GPU 0"].state, found["GPU 1"].state) == ("ok", "bad")
+    assert "62.9 of 85.5 GB used" in found["GPU 1"].says
+
+
+def test_the_machines_are_shown_although_a_preflight_check_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    usage = SimpleNamespace(total=10_000, used=0, free=10_000)
+    monkeypatch.setattr("rollart_core.runtime.inline.shutil.disk_usage", lambda path: usage)
+    config = write(tmp_path, {"stop": {"batches": 1}, "reward": None})
+    found = asyncio.run(examine(prepare(str(config), [f"runs_dir={tmp_path / 'runs'}"]), print))
+    states = {d.finding.what: d.finding.state for d in found}
+    assert states["preflight checks"] == "bad"
+    assert states["open files"] == states["clocks"] == "ok"
+    assert not any(what.startswith("all-reduce") for what in states)
+
+
+def test_a_port_that_nobody_can_reach_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]  # it does not listen
+        why = ask_to_connect(f"127.0.0.1:{port}", 5.0)()
+        assert "refused" in why
+        listener.listen()
+        assert ask_to_connect(f"127.0.0.1:{port}", 5.0)() == ""
+    monkeypatch.setattr("rollart_plugins.doctor.ask_to_connect", lambda *of: lambda: why)
+    config = write(tmp_path, {"stop": {"batches": 1}, "reward": None})
+    found = asyncio.run(examine(prepare(str(config), [f"runs_dir={tmp_path / 'runs'}"]), print))
+    (bad_one,) = (d.finding for d in found if d.finding.state == "bad")
+    assert bad_one.says.startswith("cannot connect to ")
+    assert "firewalls" in bad_one.mend
+
+
 def test_two_ranks_sum_a_tensor_and_nothing_is_left(tmp_path: Path):
     code, said = diagnosed(tmp_path, runtime={"kind": "inline", "num_trainer_ranks": 2})
     assert code == 0, said
     assert said["works"]
     states = {f["what"]: f["state"] for f in said["findings"]}
     assert states["all-reduce of 2 ranks"] == states["clocks"] == states["packages"] == "ok"
+    assert states["trainer's ports"] == states["preflight checks"] == "ok"
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -134,7 +194,13 @@ def test_a_models_files_are_compared_by_size_and_digest(tmp_path: Path):
 
 
 def test_a_clock_is_wrong_only_if_the_time_of_the_answer_cannot_explain_it():
-    assert clock_faults(100.0, {"a": 99.1, "b": 103.0, "c": 104.9}, 104.0) == []
-    slow, fast = clock_faults(100.0, {"a": 98.0, "b": 107.5, "c": 102.0}, 104.0)
+    assert clock_faults([(100.0, {"a": 99.1, "b": 103.0, "c": 104.9}, 104.0)]) == []
+    slow, fast = clock_faults([(100.0, {"a": 98.0, "b": 107.5, "c": 102.0}, 104.0)])
     assert slow.startswith("the clock of node a differs by at least 2.0 s")
     assert fast.startswith("the clock of node b differs by at least 3.5 s")
+
+
+def test_the_narrowest_answer_decides_about_a_clock():
+    rounds = [(100.0, {"a": 104.0}, 106.0), (107.0, {"a": 109.0}, 107.5)]
+    (fault,) = clock_faults(rounds)
+    assert "at least 1.5 s" in fault

@@ -79,14 +79,17 @@ def test_losses_do_not_depend_on_the_number_of_ranks_nor_does_resuming(tmp_path:
 
 
 @pytest.mark.parametrize("autocast", ["off", "bfloat16"])
-def test_the_head_is_gathered_for_each_of_its_chunks(tmp_path: Path, autocast: str) -> None:
+@pytest.mark.parametrize("first_rank", [0, 1])
+def test_the_head_is_gathered_for_each_of_its_chunks(
+    tmp_path: Path, autocast: str, first_rank: int
+) -> None:
     model = save_model(tmp_path / "model")
     changes = {"algorithm": KL, "lr": 1e-3, "autocast": autocast}
 
     async def two_ranks(folder: str, *, in_chunks: bool) -> list[list[float]]:
         async with trainer_ranks(model, 2, tmp_path / folder, **changes) as group:
             if in_chunks:
-                await group.call("support.trainer_ranks:shrink_head_chunks")
+                await group.call("support.trainer_ranks:shrink_head_chunks", first_rank)
             return [numbers((await group.train_batch(*batch(n)))[0]) for n in range(3)]
 
     plain = asyncio.run(two_ranks("plain", in_chunks=False))

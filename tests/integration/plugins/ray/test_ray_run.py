@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,14 @@ from support.ray_runs import (
     weights_of,
 )
 
+from rollart_core.config.model import ModelPath
 from rollart_core.config.runtime import RayRuntime
 from rollart_core.errors import ConfigError, RollartError, WorkerDied
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.records import pack
 from rollart_core.scheduling.observer import NobodyWatches
 from rollart_core.store.journal_reader import JournalReader, read_trajectories
+from rollart_plugins.doctor import examine
 from rollart_ray import nodes as ray_nodes
 from rollart_ray.cluster import RayCluster
 from rollart_ray.local import LocalNodes, local_nodes
@@ -231,6 +235,67 @@ def test_what_a_node_lacks_is_said_with_its_name(
         patch.setattr(ray_nodes, "ask_to_write", lambda path, text: lambda: "read only")
         with pytest.raises(ConfigError, match=r"cannot write to /dev/shm.*: read only"):
             launch(small_run(tmp_path, **on_ray))
+
+
+def _differs_on_the_engines_node(usual: Callable[[], Any], other: Any) -> Callable[[], Any]:
+    """Return a question that one node of the cluster answers otherwise."""
+
+    def answer() -> Any:
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        (node,) = (node for node in ray.nodes() if node["NodeID"] == here)
+        return other if "gen_node" in node["Resources"] else usual()
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("question", "other", "message"),
+    [
+        ("ask_the_time", 1e9, r"the clock of node \S+ .*differs by at least .*: synchronize all"),
+        ("ask_for_model", {}, r"node .* has no .*: put the model on a file system"),
+        ("ask_for_model", {"config.json": "1"}, r"has another model .* \(\S+ differs\): copy one"),
+    ],
+)
+def test_one_node_that_differs_stops_the_run_and_the_doctor_shows_it(
+    on_ray: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    question: str,
+    other: Any,
+    message: str,
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    usual = getattr(ray_nodes, question)
+    ask = lambda *of: _differs_on_the_engines_node(usual(*of), other)  # noqa: E731
+    monkeypatch.setattr(ray_nodes, question, ask)
+    run = small_run(tmp_path / "runs", **on_ray)
+    if question == "ask_for_model":
+        path = ModelPath(path=str(tmp_path / "model"))
+        run = replace(run, config=run.config.model_copy(update={"model": path}))
+    with pytest.raises(ConfigError, match=message):
+        launch(run)
+    found = asyncio.run(examine(run, print))
+    first, *others = found
+    assert first.finding.what == "preflight checks"
+    assert re.search(message, first.finding.says)
+    assert len({one.node for one in others if one.finding.what == "open files"}) == 3
+    _assert_no_actor_is_left(os.environ[TOKEN])
+
+
+def test_the_doctor_asks_every_node_and_all_ranks_sum(
+    on_ray: dict[str, Any], tmp_path: Path
+) -> None:
+    on_ray["runtime"] |= {"num_trainer_ranks": 2}
+    found = asyncio.run(examine(small_run(tmp_path, **on_ray), print))
+    assert [one for one in found if one.finding.state == "bad"] == []
+    assert len({one.node for one in found if one.finding.what == "disk"}) == 3
+    assert found[-1].finding.what == "all-reduce of 2 ranks"
+    assert found[-1].finding.says.startswith("16 MiB in ")
+    _assert_no_actor_is_left(os.environ[TOKEN])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_all_that_cluster_and_nodes_lack_is_one_error(

@@ -37,7 +37,7 @@ TURNS = Workload(prefill_tokens=900, decode_tokens=100, turns=1)
 
 
 def numbers(num_ranks: int, **changes) -> TrainingNumbers:
-    given = {"num_tokens": 8192, "sampled_share": 0.25, "recomputes": True, **changes}
+    given = {"num_tokens": 8192, "recomputes": True, **changes}
     return TrainingNumbers(num_ranks=num_ranks, **given)
 
 
@@ -60,8 +60,17 @@ def test_what_a_rank_keeps_of_a_dense_model():
     # 4 (3 x 4096 + 1024) bytes of norms; f = 12288 but for their weights, which are counted to it
     layer = 2 * (7 * 4096 + 3 * 1024 + 4 * 12288) + 4 * (3 * 4096 + 1024)
     assert found["activations"] == pytest.approx(8192 * (2 * 36 * 4096 + layer), rel=1e-3)
-    assert found["logits"] == 2048 * 151_936 * 18
+    # a chunk of logits, whose float32 form has 2^28 bytes, and the gradient of the head
+    assert found["logits"] == pytest.approx(2**28 / 4 * 18 + 4 * 151_936 * 4096)
     assert "reference" not in found
+
+
+def test_the_logits_of_a_small_vocabulary_are_computed_at_once():
+    small = ModelShape(10**6, 3, 2, 1, 64, width=128, vocab_size=1000)
+    found = rank_bytes(small, numbers(1, num_tokens=10_000))
+    assert found["logits"] == 10_000 * 1000 * 18
+    chunked = rank_bytes(small, numbers(1, num_tokens=10**6))
+    assert chunked["logits"] == pytest.approx(2**28 / 4 * 18 + 4 * 1000 * 128)
 
 
 def test_what_else_a_rank_may_keep():
@@ -95,7 +104,7 @@ def test_a_trainer_that_does_not_fit_is_told_how_many_ranks_would():
 
 
 def test_activations_that_do_not_fit_are_told_by_what():
-    run = numbers(8, num_tokens=65_536, sampled_share=0.05, recomputes=False)
+    run = numbers(8, num_tokens=65_536, recomputes=False)
     verdict = trainer_verdict(DENSE, H100, run)
     assert not verdict.fits
     assert "activation_checkpointing to true" in verdict.says
