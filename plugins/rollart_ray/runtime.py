@@ -163,7 +163,12 @@ class RayRuntime(WorkersRuntime):
     # Parts
 
     def store_records(self) -> StoreRecords:
-        """Return a store in the cluster's memory."""
+        """Return a store in the cluster's memory, or in files of a cluster on this machine.
+
+        Ray ends a process without a message if it uses the object store of a dead raylet.
+        """
+        if self._cluster.is_own:
+            return super().store_records()
 
         @contextlib.asynccontextmanager
         async def store(records: Sequence[Any]) -> AsyncIterator[StoredRecords]:

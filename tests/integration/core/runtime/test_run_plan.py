@@ -106,6 +106,7 @@ class Started:
 def _large_model(monkeypatch):
     """The model of the config is tiny; this one makes hardware matter."""
     monkeypatch.setattr("rollart_core.runtime.placement.shape_of", lambda model: SHAPE)
+    monkeypatch.setattr("rollart_core.runtime.inline.shm_fault", lambda *machine: None)
 
 
 def read_and_write(n: int) -> list[Trajectory]:
