@@ -135,7 +135,7 @@ def test_a_run_whose_raylet_is_killed_ends_with_one_line_and_resumes(tmp_path: P
         run.communicate()
     assert code == [1], said.read_text()
     error = said.read_text().splitlines()[-1]
-    assert error.startswith("Error: the raylet of the Ray that this run started, its only node"), said.read_text()
+    assert error.startswith("Error: the raylet of the Ray that this run started, its only node")
     (run_dir,) = runs_dir.iterdir()
     assert error.endswith(f"rollart run --resume {run_dir}")
     assert "restarted" not in said.read_text()
