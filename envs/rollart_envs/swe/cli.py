@@ -26,6 +26,7 @@ from rollart_envs.swe.import_rows import ImportOrder, import_tasks
 from rollart_envs.swe.make import Bounds
 from rollart_envs.swe.make_command import Heard, Made, MakeOrder, make_tasks
 from rollart_envs.swe.mine import Limits, MineOrder, mine_tasks
+from rollart_envs.swe.official_rows import DATA_SETS
 from rollart_envs.swe.task_folder import TaskFolder
 from rollart_envs.swe.validate import Verdict, finish, judge_for, record_statuses
 from rollart_envs.swe.validate import validate as validated
@@ -142,6 +143,7 @@ def mine(
         _split("--pytest", pytest),
         python,
         Limits(max_files, max_lines),
+        dated="image" not in checked_options("sandboxes", sandbox, as_options(options or [])),
     )
     with _heard() as heard:
         made = finish(mine_tasks(order, sandboxes, judge_for(sandboxes, python), heard))
@@ -152,7 +154,9 @@ def mine(
     "import", epilog="Example: rollart swe import lite.jsonl --mirror ./repos --out ./tasks"
 )
 def import_(
-    file: Annotated[Path, typer.Argument(help="Rows of a data set: .jsonl, .parquet or .csv.")],
+    file: Annotated[
+        Path, typer.Argument(help=f"Rows of {', '.join(DATA_SETS)}: .jsonl, .parquet or .csv.")
+    ],
     out: Out = Path("swe-tasks"),
     mirror: Annotated[
         Path | None,
@@ -170,7 +174,7 @@ def import_(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Import rows of SWE-bench, SWE-Gym, SWE-smith, R2E-Gym and SWE-rebench.
+    """Import rows of published data sets.
 
     Rows that cannot be run are listed with the reason, also in report.jsonl. To continue, or to try
     them again, run the same command again.

@@ -15,14 +15,17 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
 from rollart_core.errors import UserError, first_line
+from rollart_envs.swe.package import keep_only_metadata
 
 _RELEASED: Final = {
     "3.8": "2019-10-14", "3.9": "2020-10-05", "3.10": "2021-10-04", "3.11": "2022-10-24",
@@ -35,6 +38,8 @@ _MANAGED: Final = (
 )
 _SYSTEM: Final = ("/usr", "/opt")
 """Folders that bubblewrap sandboxes have anyway."""
+_NOT_COPIED: Final = frozenset(("test", "idlelib", "__pycache__", "share", "include"))
+_copying = threading.Lock()
 _ASKED: Final = (
     "import json, os, sys; print(json.dumps([sys.version_info[:2], sys.base_prefix,"
     " os.path.realpath(sys.executable)]))"
@@ -51,12 +56,30 @@ class Interpreter:
     home: Path
     """The folder with its standard library."""
 
-    @property
-    def fields(self) -> dict[str, object]:
-        """The fields of a row that select it."""
-        if self.home.is_relative_to(_SYSTEM[0]) or self.home.is_relative_to(_SYSTEM[1]):
+    def placed(self, folder: Path) -> dict[str, object]:
+        """Return the fields of a row that select it; it is copied into the folder of the tasks.
+
+        The copy has no installed packages, among which the answer to a task can be. One of the
+        system is not copied, because sandboxes have it anyway.
+        """
+        if any(self.home.is_relative_to(path) for path in _SYSTEM):
             return {"python": str(self.path)}
-        return {"python": str(self.path), "python_home": str(self.home)}
+        name = f"pythons/{self.version}"
+        with _copying:
+            if not (folder / name).is_dir():
+                part = folder / f"{name}.part"
+                shutil.rmtree(part, ignore_errors=True)
+                shutil.copytree(self.home, part, symlinks=True, ignore=_left_out)
+                make_readable(part)
+                part.rename(folder / name)
+        return {"python": f"{name}/bin/{self.path.name}", "python_home": name}
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """Return the names in a folder of a Python that its copy does not need."""
+    if Path(folder).name == "site-packages":
+        return set(names)
+    return {name for name in names if name in _NOT_COPIED or name.endswith((".a", ".pyc"))}
 
 
 @cache
@@ -84,6 +107,20 @@ def interpreter(version: str) -> Interpreter:
         f"there is no python{version} on the PATH, of pyenv or of uv:"
         f" install it (uv python install {version})"
     )
+
+
+def version_for(date: datetime) -> str:
+    """Return the version of the newest Python here that was a year old at a date, or the oldest."""
+    found = ""
+    for version in sorted(_RELEASED, key=lambda text: int(text.partition(".")[2]), reverse=True):
+        try:
+            interpreter(version)
+        except UserError:
+            continue
+        found = version
+        if as_of(date, version) == date:
+            break
+    return found or f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def as_of(date: datetime, version: str) -> datetime:
@@ -141,6 +178,49 @@ def install(
         told = " ".join(("uv pip install", *requirements))
         raise UserError(f"{first_line(told, 200)}: {first_line(said, 300)}")
     make_readable(site)
+
+
+def install_project(
+    site: Path,
+    root: Path,
+    requirements: Sequence[str],
+    *,
+    python: Interpreter,
+    before: datetime | None,
+    extras: Sequence[str] = (),
+    name: str = "",
+    version: str = "0",
+) -> None:
+    """Install requirements, and those of a project, into a folder that is emptied first.
+
+    The project's modules are removed, so that tests import those of the repository. Its metadata is
+    kept, for programs that read their version.
+
+    Args:
+        site: The folder.
+        root: The project; without ``setup.py`` and ``pyproject.toml`` it is not installed.
+        requirements: More requirements; pinned ones can be of any date.
+        python: The Python that imports them.
+        before: The date after which releases are ignored; None: now.
+        extras: Extras of the project.
+        name: Name of the project, for setuptools-scm.
+        version: Its version, for setuptools-scm, which finds no history.
+
+    Raises:
+        UserError: If they could not be installed; the message has the command and the reason.
+    """
+    wanted = list(requirements)
+    if any((root / file).is_file() for file in ("setup.py", "pyproject.toml")):
+        wanted.insert(0, f"{root}[{','.join(extras)}]" if extras else str(root))
+    variable = re.sub(r"[^A-Za-z0-9]+", "_", name).upper()
+    env = [(f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{variable}", version)] if name else []
+    part = site.with_name(site.name + ".part")
+    install(part, wanted, python=python, before=before, env=env)
+    for found in list(distributions(path=[str(part)])):
+        origin = json.loads(found.read_text("direct_url.json") or "{}")
+        if str(origin.get("url", "")).removeprefix("file://").rstrip("/") == str(root):
+            keep_only_metadata(part, found.metadata["Name"])
+    part.rename(site)
 
 
 def make_readable(folder: Path) -> None:

@@ -14,17 +14,14 @@ import asyncio
 import hashlib
 import json
 import os
-import re
 import tarfile
 import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
-from importlib.metadata import distributions
 from io import BytesIO
 from pathlib import Path
 from typing import Final
@@ -325,23 +322,17 @@ def _install(site: Path, task: RepairTask, source: Mirror, commit: str, set_up: 
             tar.extractall(root, filter="data")
         source_path = set_up.source_path or _source_path(root)
         if not site.is_dir():
-            part = site.with_name(site.name + ".part")
-            environment.install(
-                part,
+            environment.install_project(
+                site,
+                root,
                 list(_requirements(root, set_up)),
                 python=python,
-                before=environment.as_of(_date(source, commit), set_up.python),
-                env=[(_scm_variable(task.repo), f"{task.version}.0")],
+                before=environment.as_of(source.date(commit), set_up.python),
+                extras=set_up.extras,
+                name=task.repo.rpartition("/")[2],
+                version=f"{task.version}.0",
             )
-            _remove_project(part, root)
-            part.rename(site)
-    return {**python.fields, "source_path": list(source_path)}
-
-
-def _scm_variable(repo: str) -> str:
-    """Return the variable that tells setuptools-scm the version of a project, without a history."""
-    name = re.sub(r"[^A-Za-z0-9]+", "_", repo.rpartition("/")[2]).upper()
-    return f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{name}"
+    return {**python.placed(site.parents[1]), "source_path": list(source_path)}
 
 
 def _source_path(root: Path) -> tuple[str, ...]:
@@ -350,27 +341,15 @@ def _source_path(root: Path) -> tuple[str, ...]:
 
 
 def _requirements(root: Path, set_up: SetUp) -> Iterator[str]:
-    if any((root / name).is_file() for name in ("setup.py", "pyproject.toml")):
-        yield f"{root}[{','.join(set_up.extras)}]" if set_up.extras else str(root)
     pinned = {packages.name_of(line) for line in set_up.requires}
     skipped = {*pinned, *set_up.without}
     for path in set_up.files:
         for line in packages.requirement_lines(root / path):
             if packages.name_of(line) not in skipped:
                 yield line
+    if "setuptools" not in pinned:  # new environments of pip and conda have it
+        yield "setuptools"
     yield from set_up.requires
-
-
-def _date(source: Mirror, commit: str) -> datetime:
-    return datetime.fromtimestamp(int(source.git("log", "-1", "--format=%ct", commit)), UTC)
-
-
-def _remove_project(site: Path, root: Path) -> None:
-    """Remove the modules of the project that was installed from ``root``."""
-    for found in list(distributions(path=[str(site)])):
-        origin = json.loads(found.read_text("direct_url.json") or "{}")
-        if str(origin.get("url", "")).removeprefix("file://").rstrip("/") == str(root):
-            packages.keep_only_metadata(site, found.metadata["Name"])
 
 
 def _with_bug(mirror: Mirror, found: OfficialRow) -> Row:

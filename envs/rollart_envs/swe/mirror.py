@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -119,6 +120,10 @@ class Mirror:
             self.git("read-tree", base, env=env)
             self.git("apply", "--cached", "--whitespace=nowarn", "-", env=env, stdin=patch)
             return self._commit(self.git("write-tree", env=env).strip(), message)
+
+    def date(self, commit: str) -> datetime:
+        """Return the date of a commit."""
+        return datetime.fromtimestamp(int(self.git("log", "-1", "--format=%ct", commit)), UTC)
 
     def has(self, commit: str) -> bool:
         """Return whether a commit is in this repository."""

@@ -26,6 +26,10 @@ from rollart_envs.rows import Row, RowError
 from rollart_envs.swe.harness import SetUp
 from rollart_envs.swe.logs import read_pytest
 
+DATA_SETS: Final = (
+    *("SWE-bench (Lite, Verified)", "SWE-bench Pro", "SWE-Gym", "SWE-smith", "R2E-Gym"),
+    "SWE-rebench",
+)
 _GYM: Final = frozenset(
     (
         *("getmoto/moto", "python/mypy", "iterative/dvc", "dask/dask", "modin-project/modin"),

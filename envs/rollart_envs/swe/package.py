@@ -168,6 +168,17 @@ def project_requirements(root: Path) -> list[str]:
     return [*needed, *wanted]
 
 
+def project_names(root: Path, name: str) -> set[str]:
+    """Return the names under which a project can be installed: its own, and that of its folder."""
+    project, _ = _pyproject(root)
+    found = {name, str(project.get("name") or name)}
+    for file in ("setup.cfg", "setup.py"):
+        if (root / file).is_file():
+            text = (root / file).read_text(encoding="utf-8", errors="replace")
+            found |= set(re.findall(r"""^\s*name\s*=\s*['"]?([A-Za-z0-9._-]+)""", text, re.M)[:1])
+    return {canonicalize_name(one) for one in found}
+
+
 def requirement_lines(path: Path) -> Iterator[str]:
     """Yield the requirements in a file and in those that it includes; none if it does not exist.
 

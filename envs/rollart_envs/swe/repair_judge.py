@@ -342,13 +342,16 @@ async def _expect_runner(
     pytest is its own runner.
     """
     module = "_pytest.config" if run.runner == "pytest" else "unittest"
-    own = [f"{workspace.repo_dir}/{path}/_pytest" for path in needs.source_path]
+    own = [f"{workspace.repo_dir}/{path}" for path in (".", *needs.source_path)]
     code = (
         f"import os, sys, importlib.util as util; sys.path[1:1] = {list(needs.python_path)!r}\n"
-        f"if util.find_spec({module.split('.')[0]!r}) or not any(map(os.path.isdir, {own!r})):\n"
+        f"missing = [n for n in {report_plugin.RUNNER!r} if util.find_spec(n) is None]\n"
+        f"if not any(os.path.isdir(os.path.join(p, n)) for p in {own!r} for n in missing):\n"
         f"    import {module}"
     )
-    result = await sandbox.exec((needs.python, "-I", "-B", "-c", code), timeout_s=_SMALL_S)
+    argv = (needs.python, "-I", "-B", "-c", code)
+    env = needs.environ(workspace.repo_dir)
+    result = await sandbox.exec(argv, timeout_s=_SMALL_S, env=env)
     if result.exit_code != 0:
         said = _said(result).strip().splitlines()[-1:]
         raise _unfit(f"{needs.python} of the box cannot import {module}: {' '.join(said)}")

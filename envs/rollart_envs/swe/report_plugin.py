@@ -35,6 +35,8 @@ from typing import Any
 TAMPERED = 71
 """The end of a run in which the tests or their runner were manipulated."""
 LINE_BYTES = 1 << 16
+RUNNER = ("_pytest", "pluggy", "iniconfig", "packaging")
+"""Packages that pytest consists of."""
 
 
 def signed_text(record: dict[str, Any]) -> bytes:
@@ -291,8 +293,8 @@ def run_pytest(write: Any, guard: Any, sources: list[str]) -> int:
     import unittest.async_case
     import unittest.mock  # noqa: F401 - watched too, and pytest loads it late
 
-    is_own = importlib.util.find_spec("_pytest") is None  # the repository is that of pytest
-    if is_own:
+    is_own = any(importlib.util.find_spec(name) is None for name in RUNNER)
+    if is_own:  # the repository is that of pytest, or of a package that it needs
         guard.trust()
         look_in(sources)
         sources = []
@@ -380,7 +382,7 @@ def connected(order: dict[str, Any], lines_to: int) -> Any:
         guard.busy = True
         frame: Any = frame_of(1)
         foreign = threading.current_thread() is not main
-        while frame is not None and not foreign:
+        while frame is not None and not foreign and not guard.is_trusting:
             foreign, frame = guard.origin(frame.f_code) is not None, frame.f_back
         guard.busy = False
         if foreign:

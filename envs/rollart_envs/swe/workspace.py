@@ -96,6 +96,7 @@ class Needs:
         own = [f"{repo_dir}/{path}" if path != "." else repo_dir for path in self.source_path]
         paths = ":".join((*own, *self.python_path))
         fixed = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+        fixed |= {"LD_LIBRARY_PATH": f"{self.python_home}/lib"} if self.python_home else {}
         return {**fixed, "PYTHONPATH": paths} if paths else fixed
 
 
@@ -103,8 +104,8 @@ def needs_of(task: RepairTask, *, beside: Path | None, python: str) -> Needs:
     """Return the requirements in a row.
 
     Args:
-        task: Its ``extra`` can have ``python`` (absolute path in the sandbox), ``python_path`` and
-            ``python_home`` (folders of the host, absolute or relative to ``beside``),
+        task: Its ``extra`` can have ``python`` (path in the sandbox, absolute or relative to
+            ``beside``), ``python_path`` and ``python_home`` (folders of the host, likewise),
             ``source_path`` (folders of the repository), ``setup`` (shell commands) and
             ``image_repo``.
         beside: The folder of the task file.
@@ -118,9 +119,9 @@ def needs_of(task: RepairTask, *, beside: Path | None, python: str) -> Needs:
     own = _texts(task, "source_path")
     if any(path.startswith("/") or ".." in path.split("/") for path in own):
         raise _failure(task, f"source_path: {list(own)} leaves the repository")
-    named = task.extra.get("python")
+    named = str(task.extra.get("python") or "")
     return Needs(
-        str(named) if isinstance(named, str) and named.startswith("/") else python,
+        str((beside or Path()).resolve() / named) if "/" in named else python,
         folders,
         own,
         "".join(home),
@@ -154,7 +155,8 @@ async def unpack(
     script = _FROM_IMAGE.format(folder=shlex.quote(needs.image_repo))
     script = (script if tree is None else _FROM_ARCHIVE) + _set_up(needs) + _COMMIT
     dates = {"GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE}
-    result = await sandbox.exec(("sh", "-c", script), timeout_s=_UNPACK_S, env=dates)
+    env = {**needs.environ(""), **dates} if needs.setup else dates
+    result = await sandbox.exec(("sh", "-c", script), timeout_s=_UNPACK_S, env=env)
     lines = result.stdout.decode(errors="replace").split()
     if result.exit_code == _SET_UP_FAILED:
         said = result.stderr.decode(errors="replace").strip()[-300:]

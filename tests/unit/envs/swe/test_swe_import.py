@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -9,7 +10,7 @@ from rollart_envs.swe import environment
 from rollart_envs.swe.harness import set_up_of
 from rollart_envs.swe.import_rows import test_command as command_of
 from rollart_envs.swe.official_rows import official_row
-from rollart_envs.swe.package import name_of, requirement_lines
+from rollart_envs.swe.package import name_of, project_names, requirement_lines
 from rollart_envs.swe.runs import test_run as run_of_tests
 from rollart_envs.swe.task import repair_task
 from rollart_envs.swe.taskbook import TaskBook
@@ -180,6 +181,38 @@ def test_a_missing_python_and_requirements_that_cannot_be_installed_are_named(
             tmp_path / "site", ["no-such-package-at-all==1"], python=here, before=None
         )
     assert not (tmp_path / "site").exists()
+
+
+def test_a_copied_python_has_no_installed_packages(tmp_path):
+    home = tmp_path / "home"
+    for name in ("bin/python3.99", "lib/python3.99/os.py", "lib/python3.99/test/test_os.py"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("")
+    (home / "lib/python3.99/site-packages/toolz").mkdir(parents=True)
+    found = environment.Interpreter("3.99", home / "bin/python3.99", home).placed(tmp_path)
+    assert found == {"python": "pythons/3.99/bin/python3.99", "python_home": "pythons/3.99"}
+    copied = {p.name for p in (tmp_path / "pythons/3.99").rglob("*")}
+    assert copied == {"bin", "lib", "python3.99", "os.py", "site-packages"}
+    system = environment.Interpreter("3.11", environment.Path("/usr/bin/x"), tmp_path)
+    usr = replace(system, home=environment.Path("/usr"))
+    assert usr.placed(tmp_path) == {"python": "/usr/bin/x"}
+
+
+def test_a_commit_gets_the_newest_python_that_was_a_year_old(monkeypatch):
+    def interpreter(version):
+        if version not in ("3.9", "3.11", "3.13"):
+            raise UserError("none")
+
+    monkeypatch.setattr(environment, "interpreter", interpreter)
+    for year, version in ((2010, "3.9"), (2022, "3.9"), (2024, "3.11"), (2026, "3.13")):
+        assert environment.version_for(datetime(year, 6, 1, tzinfo=UTC)) == version
+
+
+def test_the_names_of_a_project_are_those_of_its_files(tmp_path):
+    (tmp_path / "setup.py").write_text('setup(\n    name="Tool_Z",\n    version="1")\n')
+    assert project_names(tmp_path, "toolz-repo") == {"toolz-repo", "tool-z"}
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "toolz"\n')
+    assert project_names(tmp_path, "toolz") == {"toolz", "tool-z"}
 
 
 def test_the_split_all_has_every_task():
