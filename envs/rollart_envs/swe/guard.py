@@ -44,7 +44,7 @@ WORDS = {
     "tb_frame": ("tb_frame", "walk_tb", "getinnerframes", "inspect.trace"),
     "gi_frame": ("gi_frame",),
     "cr_frame": ("cr_frame",),
-    "__code__": ("__code__",),
+    "__code__": ("__code__", "argspec(", "signature("),
     "open": ("open(", "read_text", "read_bytes"),
     "write": ("open(", "write_text", "write_bytes", "shutil", "rename", "replace(", "remove("),
     "change": ("shutil", "rename", "replace(", "remove(", "unlink", "truncate", "link("),

@@ -12,7 +12,7 @@ from support.swe_repositories import git
 
 from rollart_envs.swe.make import Baseline, Bounds, Works
 from rollart_envs.swe.make_command import Made, MakeOrder, _make
-from rollart_envs.swe.mine import Limits, MineOrder, Pit, _mine, commits
+from rollart_envs.swe.mine import Limits, MineOrder, Packages, Pit, _mine, commits
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.reader import read_repair_tasks
 from rollart_envs.swe.suite import Failed, FilesRefused, Suite, SuiteRun
@@ -125,7 +125,7 @@ def mined(history: Path, out: Path, refused: str = "") -> tuple[Made, TaskFolder
     folder.make()
     mirror = Mirror.clone(str(history), folder.mirror_path("shelf"))
     suite = cast("Suite", Played("def seen(x):\n    return x\n", refused))
-    pit = Pit("shelf", mirror, suite, good, {"repo": "shelf"})
+    pit = Pit("shelf", mirror, lambda commit: Packages(suite, {}), good, {"repo": "shelf"})
     head = mirror.git("rev-parse", "HEAD").strip()
     order = MineOrder(str(history), folder, count=9, jobs=1)
     return asyncio.run(_mine(order, pit, head, heard)), folder
