@@ -244,7 +244,7 @@ class Trainer:
         return differences(samples, rows)
 
     def publish(self, policy_version: int) -> Publication:
-        """Publish the weights on the channel, under transformers' names, without a tied head.
+        """Publish the weights on the channel, under the names in files, without a tied head.
 
         Sharded tensors are gathered one by one in the published dtype, so no rank holds the whole
         model.

@@ -38,8 +38,7 @@ from rollart_core.contracts.inference import (
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure, first_line
 from rollart_plugins.engines.config import EngineServerConfig
-from rollart_plugins.engines.hub_names import as_in_files, keeps_names
-from rollart_plugins.engines.incoming import Incoming, fetch
+from rollart_plugins.engines.incoming import Incoming, fetch, request_broadcast
 from rollart_plugins.engines.requests import check_request
 from rollart_plugins.engines.server_answers import Answer, KvOrigin, generate_result
 from rollart_plugins.engines.server_checks import ModelFacts, ServerFacts, model_facts
@@ -61,6 +60,10 @@ T = TypeVar("T")
 class WeightTransport(ABC):
     """One transport of weights to a server."""
 
+    num_ranks: int = 0
+    """Number of the server's processes that can receive a broadcast of the trainer. 0: it cannot,
+    and :meth:`send` never gets an :class:`Incoming`."""
+
     @abstractmethod
     def prepare(
         self, tensors: Iterable[tuple[str, torch.Tensor]], files: Sequence[Path] | None = None
@@ -79,6 +82,11 @@ class WeightTransport(ABC):
     @abstractmethod
     async def send(self, ready: Any, tag: str, *, keep_kv: bool) -> None:
         """Load these weights into a paused server, under the version ``tag``.
+
+        Args:
+            ready: The result of :meth:`prepare`, or the broadcast to receive.
+            tag: The server's name of these weights.
+            keep_kv: Whether the KV cache stays valid.
 
         Raises:
             InferenceFailure: If the server rejects them.
@@ -508,6 +516,13 @@ class ServerEngine(InferenceEngine):
         self, channel: WeightChannel, transport: WeightTransport, policy_version: int
     ) -> tuple[Incoming, Any]:
         """Fetch weights, and prepare each tensor for the transport as it arrives; in a thread."""
+        if transport.num_ranks:
+            incoming = request_broadcast(channel, policy_version, transport.num_ranks)
+            if incoming is not None:
+                assert incoming.broadcast is not None
+                rows = [row for bucket in incoming.broadcast.buckets for row in bucket]
+                self._facts.check_fit({name: shape for name, _, shape in rows})
+                return incoming, incoming
         ready: list[Any] = []
 
         def stage(tensors: Iterable[tuple[str, torch.Tensor]], files: Sequence[Path] | None) -> int:
@@ -516,14 +531,14 @@ class ServerEngine(InferenceEngine):
 
             def seen() -> Iterator[tuple[str, torch.Tensor]]:
                 nonlocal num_bytes
-                for name, tensor in as_in_files(tensors, self._facts.architectures):
+                for name, tensor in tensors:
                     shapes[name] = tuple(tensor.shape)
                     num_bytes += tensor.nbytes
                     yield name, tensor
                 self._facts.check_fit(shapes)
 
             # a server of another user may not read the channel's folder
-            is_ours = self._process is not None and keeps_names(self._facts.architectures)
+            is_ours = self._process is not None
             ready[:] = [transport.prepare(seen(), files if is_ours else None)]
             return num_bytes
 

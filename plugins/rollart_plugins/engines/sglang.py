@@ -18,7 +18,7 @@ from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
 from rollart_plugins.engines.server_client import ServerClient
 from rollart_plugins.engines.server_engine import ServerEngine, WeightTransport
 from rollart_plugins.engines.server_process import launcher
-from rollart_plugins.engines.sglang_weights import new_transport
+from rollart_plugins.engines.sglang_weights import SGLangTransport
 
 
 class SGLangEngine(ServerEngine):
@@ -94,7 +94,7 @@ class SGLangEngine(ServerEngine):
         return None
 
     def _new_transport(self, client: ServerClient, seen: ServerFacts) -> WeightTransport:
-        return new_transport(self._config, client, seen, self._model_path)
+        return SGLangTransport(self._config, client, self._model_path, seen.tp_size)
 
     async def _ask(
         self, client: ServerClient, request: GenerateRequest, rid: str, max_new_tokens: int

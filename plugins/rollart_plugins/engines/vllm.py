@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rollart_core.contracts.inference import FinishReason, GenerateRequest
 from rollart_core.errors import ConfigError, InferenceFailure
+from rollart_core.models.hub_names import model_config
 from rollart_plugins.engines.config import EngineServerConfig, VllmConfig
-from rollart_plugins.engines.hub_names import model_config
 from rollart_plugins.engines.server_answers import Answer, Json, odd_answer
 from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
 from rollart_plugins.engines.server_client import ServerClient, ServerRefusal
@@ -227,11 +227,12 @@ class _FolderTransport(WeightTransport):
         """Write or link the folder; see :meth:`WeightTransport.prepare`."""
         from rollart_plugins.engines.weight_files import folder_beside, link_model
 
-        if not files or self._with_head:
-            return self._written(tensors)
+        given = _with_head(tensors) if self._with_head else tensors
+        if not files:
+            return self._written(given)
         folder = folder_beside(files)
         try:
-            link_model(folder, files, tensors)
+            link_model(folder, files, given)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -246,7 +247,7 @@ class _FolderTransport(WeightTransport):
             folder = Path(tempfile.mkdtemp(dir=self._home))
             folder.chmod(0o755)  # the server can run as another user
         try:
-            write_model(folder, _with_head(tensors) if self._with_head else tensors)
+            write_model(folder, tensors)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
