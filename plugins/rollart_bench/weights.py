@@ -10,14 +10,18 @@ answers concurrently. It measures the stall per swap, seconds to publish and to 
 the token rate meanwhile. The peer stops generating, fetches and copies the next version over the
 same channel, and continues. ``kv_on_swap`` is ``keep``, so that both stalls are of weights only.
 
-Takes: ``pairs``, ``short`` (a tiny model, two channels). Gives: rows. Never: counts the first
-version, which is complete on every channel.
+With ``sglang``, real SGLang servers get new weights instead: see
+:mod:`rollart_bench.server_weights`.
+
+Takes: ``pairs``, ``sglang``, ``short`` (a tiny model, two channels). Gives: rows. Never: counts the
+first version, which is complete on every channel.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -30,6 +34,7 @@ import numpy as np
 
 from rollart_bench.options import Options
 from rollart_bench.rows import echo, result, row
+from rollart_bench.server_weights import server_rows
 from rollart_bench.skip import require
 from rollart_core.contracts.inference import GenerateRequest, InferenceEngine, WeightSwap
 from rollart_core.contracts.weights import WeightChannel
@@ -40,10 +45,7 @@ from rollart_core.runtime.process import WorkerProcess
 if TYPE_CHECKING:
     import torch
 
-if TYPE_CHECKING:
-    import torch
-
-TAKES: Final = ("pairs", "short")
+TAKES: Final = ("pairs", "sglang", "short")
 
 LARGE: Mapping[str, Any] = {
     "vocab_size": 18432,
@@ -87,7 +89,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
 
     Args:
         options: ``short``: a tiny model, one pair, two of the channels; ``pairs``: the number of
-            swaps of each kind (2).
+            swaps of each kind (2); ``sglang``: the command of an SGLang server, such as
+            ``/opt/sglang/bin/python -m sglang.launch_server``, to measure that instead.
 
     Returns:
         The object of ``rollart bench --json``.
@@ -97,9 +100,14 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     pairs = asked.integer("pairs", 1 if asked.short else 2)
     channels = SHORT_CHANNELS if asked.short else tuple(CHANNELS)
     calm_s = 0.3 if asked.short else 2.0
+    command = shlex.split(asked.text("sglang", ""))
     shared = shared_folder("bench-weights")
     try:
         with tempfile.TemporaryDirectory() as folder:
+            if command:
+                where = Path(folder) / "model"
+                served = server_rows(command, where, shared, swaps=pairs, short=asked.short)
+                return result("weights", served)
             shape, num_tokens = (SMALL, 32) if asked.short else (LARGE, 64)
             model = WeightSideModel(shape, folder, num_tokens)
             name = f"{model.num_parameters / 1e6:.0f}M"

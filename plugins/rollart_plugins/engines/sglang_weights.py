@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
 import pickle
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -144,7 +145,8 @@ class TensorTransport:
                 "serialized_named_tensors": [bucket] * self._tp_size,
                 **_last_words(i == len(ready) - 1, tag, keep_kv),
             }
-            await self._session.client.post(dialect.UPDATE_FROM_TENSOR, body, limit_s=None)
+            encoded = await asyncio.to_thread(lambda body=body: json.dumps(body).encode())
+            await self._session.client.post(dialect.UPDATE_FROM_TENSOR, encoded, limit_s=None)
 
 
 class SGLangTransport(WeightTransport):
