@@ -240,14 +240,13 @@ def ask_for_facts(runs_dir: str, servers: Mapping[str, str]) -> Callable[[], dic
         probe = "import torch; print(torch.version.cuda or '', torch.cuda.is_available())"
         query = "--query-gpu=name,memory.total,memory.used,driver_version"
         smi = ("nvidia-smi", query, "--format=csv,noheader,nounits")
-        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return {
             "gpus": output(*smi) if shutil.which(smi[0]) else "",
             "cuda": output(sys.executable, "-c", probe) if versions["torch"] != "none" else "",
             "versions": versions,
             "shm_free": free("/dev/shm"),
             "disk_free": free(os.path.abspath(runs_dir)),
-            "memory_free": memory,
+            "memory_free": os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             "links": output(smi[0], "topo", "-m") if shutil.which(smi[0]) else "",
             "locked_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
             "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],

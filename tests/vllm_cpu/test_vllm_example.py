@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cpu_vllm import command
+from support.pace import scaled
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
@@ -25,7 +26,7 @@ def test_the_example_trains_through_its_two_servers(repo_root, tmp_path):
     assert command()[1].endswith("tests/vllm_cpu/serve_vllm.py")
     argv = [str(Path(sys.executable).parent / "rollart"), "run", "examples/vllm.yaml", "--json"]
     run = subprocess.run(
-        [*argv, *SHORT, f"runs_dir={tmp_path}"],
+        [*argv, *SHORT, f"engine.start_s={scaled(900)}", f"runs_dir={tmp_path}"],
         cwd=repo_root,
         stdout=subprocess.PIPE,
         text=True,
@@ -33,5 +34,7 @@ def test_the_example_trains_through_its_two_servers(repo_root, tmp_path):
     )
     assert run.returncode == 0
     report = json.loads(run.stdout)
-    assert report["train_steps"] == 2
+    assert report["ok"]
     assert report["failures"] == {}
+    scheduler = report["scheduler"]
+    assert (report["batches"], scheduler["policy_version"], scheduler["trained"]) == (2, 2, 16)

@@ -136,6 +136,12 @@ class ServerEngine(InferenceEngine):
     """Whether a paused server answers aborts and health checks."""
     config_type: ClassVar[type[EngineServerConfig]]
     _config: EngineServerConfig
+    _process: ServerProcess | None = None
+    _client: ServerClient | None = None
+    _transport: WeightTransport | AdapterTransport | None = None
+    _adapters: AdapterTransport | None = None
+    """The transport, if it is of adapters."""
+    _watching: asyncio.Task[None] | None = None
 
     def __init__(
         self,
@@ -189,12 +195,7 @@ class ServerEngine(InferenceEngine):
         self._versions: dict[str, int] = {}
         self._tag = ""  # of the weights in use; with adapters, of the base model
         self._lora, self._adapter = lora, ""
-        self._adapters: AdapterTransport | None = None
         self._facts = ModelFacts()
-        self._process: ServerProcess | None = None
-        self._client: ServerClient | None = None
-        self._transport: WeightTransport | AdapterTransport | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._paused = False
         self._flights: dict[str, _Flight] = {}
         self._rids, self._tags = itertools.count(), itertools.count()
