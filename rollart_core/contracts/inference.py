@@ -40,6 +40,10 @@ class InferenceEngineSpec(PluginSpec):
     merges_adapters: bool = False
     """Whether it receives LoRA adapters from the weight channel and merges them into its initial
     model (``lora.sync: adapter``). Otherwise it receives full weights."""
+    serves_adapters: bool = False
+    """Whether it loads LoRA adapters beside its unchanged initial model (``lora.sync: adapter``).
+    Its constructor then receives ``lora``, the section of the config. A turn ends with the adapter
+    that it began with."""
     scores: bool = False
     """Whether it implements :meth:`InferenceEngine.score`, which a teacher needs."""
     devices_option: str | None = None

@@ -556,6 +556,8 @@ class WorkersRuntime(ABC):
             settings["engine_index"] = self._number(index, plugin)
         if plugin.spec.first_device_option:
             settings["has_own_devices"] = self.has_own_devices
+        if config.lora and config.lora.sync == "adapter" and plugin.spec.serves_adapters:
+            settings["lora"] = config.lora
         arguments = {
             "plugin": plugin,
             "model": model,

@@ -10,7 +10,9 @@ Never: tokenizes, restarts a dead server (the owner of the engine does, with the
 accepts weights of another run.
 
 Every swap has a unique tag, ``<policy_version>/<number of the swap>``, which is the server's weight
-version. If a trainer was rolled back and publishes a version again, it gets another tag.
+version. If a trainer was rolled back and publishes a version again, it gets another tag. LoRA
+adapters (``lora.sync: adapter``) have such tags as names: the server does not pause, and a request
+ends with the adapter that it began with.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -27,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from rollart_core.config.training import LoRA
 from rollart_core.contracts.inference import (
     EngineStats,
     GenerateRequest,
@@ -40,9 +44,21 @@ from rollart_core.errors import ConfigError, EngineDied, InferenceFailure, first
 from rollart_plugins.engines.config import EngineServerConfig
 from rollart_plugins.engines.incoming import Incoming, fetch, request_broadcast
 from rollart_plugins.engines.requests import check_request
-from rollart_plugins.engines.server_answers import Answer, KvOrigin, generate_result
+from rollart_plugins.engines.server_adapters import (
+    AdapterTransport,
+    adapter_name,
+    check_adapters,
+    empty_adapter,
+    matrices,
+)
+from rollart_plugins.engines.server_answers import (
+    Answer,
+    KvOrigin,
+    generate_result,
+    of_adapter,
+)
 from rollart_plugins.engines.server_checks import ModelFacts, ServerFacts, model_facts
-from rollart_plugins.engines.server_client import ServerClient
+from rollart_plugins.engines.server_client import ServerClient, ServerRefusal
 from rollart_plugins.engines.server_process import ServerProcess, free_port
 
 if TYPE_CHECKING:
@@ -51,6 +67,7 @@ if TYPE_CHECKING:
 _ASK_AGAIN_S = 0.2
 _ABORT_AGAIN_S = 0.5
 _ABORTS = 60
+_TAG = re.compile(r"-?\d+/\d+\.\d+")
 _ROUTER_WORKERS = "/workers"
 """sglang-router (0.3) and its variants list their servers here; servers have no such endpoint."""
 
@@ -112,6 +129,8 @@ class _Flight:
     """Number of weight swaps before it was sent."""
     ended: asyncio.Future[None]
     """Done: the call returns as aborted, regardless of the server's answer."""
+    adapter: str = ""
+    """Tag of the adapter that the request names. Empty: none, or not sent yet."""
 
 
 class ServerEngine(InferenceEngine):
@@ -119,10 +138,18 @@ class ServerEngine(InferenceEngine):
 
     server: ClassVar[str]
     """The name of the server's program, for errors."""
+    adapter_flags: ClassVar[str]
+    """What a running server must be started with for LoRA adapters; ``{rank}`` is their rank."""
     answers_in_pause: ClassVar[bool]
     """Whether a paused server answers aborts and health checks."""
     config_type: ClassVar[type[EngineServerConfig]]
     _config: EngineServerConfig
+    _process: ServerProcess | None = None
+    _client: ServerClient | None = None
+    _transport: WeightTransport | AdapterTransport | None = None
+    _adapters: AdapterTransport | None = None
+    """The transport, if it is of adapters."""
+    _watching: asyncio.Task[None] | None = None
 
     def __init__(
         self,
@@ -138,6 +165,7 @@ class ServerEngine(InferenceEngine):
         policy_version: int = 0,
         engine_index: int = 0,
         has_own_devices: bool = False,
+        lora: LoRA | None = None,
         **options: object,
     ) -> None:
         """Store the options; :meth:`start` launches the server or connects to it.
@@ -154,6 +182,7 @@ class ServerEngine(InferenceEngine):
             policy_version: Version of the server's initial weights.
             engine_index: Index of this engine in the run.
             has_own_devices: Whether this process sees the GPUs of its server and no others.
+            lora: If given, the channel has only LoRA adapters, which the server loads as such.
             options: The fields of ``config`` as keyword arguments, as the registry passes them.
 
         Raises:
@@ -172,12 +201,9 @@ class ServerEngine(InferenceEngine):
         self._keep_kv, self._max_tokens = kv_on_swap == "keep", max_context_tokens
         self._version, self._num_swaps = policy_version, 0
         self._versions: dict[str, int] = {}
-        self._tag = ""  # of the weights in use
+        self._tag = ""  # of the weights in use; with adapters, of the base model
+        self._lora, self._adapter = lora, ""
         self._facts = ModelFacts()
-        self._process: ServerProcess | None = None
-        self._client: ServerClient | None = None
-        self._transport: WeightTransport | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._paused = False
         self._flights: dict[str, _Flight] = {}
         self._rids, self._tags = itertools.count(), itertools.count()
@@ -211,10 +237,23 @@ class ServerEngine(InferenceEngine):
         """Return the transport of new weights to the server."""
 
     @abstractmethod
+    def _new_adapters(self, client: ServerClient, lora: LoRA) -> AdapterTransport:
+        """Return the transport of LoRA adapters to the server.
+
+        Raises:
+            ConfigError: If an option does not fit them.
+        """
+
+    @abstractmethod
     async def _ask(
-        self, client: ServerClient, request: GenerateRequest, rid: str, max_new_tokens: int
+        self,
+        client: ServerClient,
+        request: GenerateRequest,
+        rid: str,
+        max_new_tokens: int,
+        adapter: str,
     ) -> Answer:
-        """Generate one turn on the server."""
+        """Generate one turn on the server, with the adapter of this name if it is not empty."""
 
     @abstractmethod
     async def _ask_abort(self, client: ServerClient, rid: str) -> None:
@@ -267,13 +306,53 @@ class ServerEngine(InferenceEngine):
             if self._process is None:
                 await _check_router(self._client)
             seen = await self._check(self._client)
-            self._transport = self._new_transport(self._client, seen)
+            if self._lora is None:
+                self._transport = self._new_transport(self._client, seen)
+            else:
+                self._adapters = self._new_adapters(self._client, self._lora)
+                self._transport = self._adapters
+                await self._try_adapter(self._client, self._adapters, self._lora)
         except BaseException:
             await self.close()
             raise
         self._tag = seen.weight_version
         self._versions[self._tag] = self._version
         self._watching = asyncio.create_task(self._watch(self._client), name=f"watch {self.server}")
+
+    async def _try_adapter(
+        self, client: ServerClient, adapters: AdapterTransport, lora: LoRA
+    ) -> None:
+        """Load an adapter without effect on the server, and unload it.
+
+        Raises:
+            ConfigError: If the server does not load it.
+        """
+        if self._process is None:
+            await adapters.take_over()
+        tensors = empty_adapter(self._facts.shapes, lora)
+        if not tensors:
+            return  # the model is not a local folder: the first adapter is the test
+        ready = await asyncio.to_thread(adapters.prepare, tensors.items())
+        try:
+            async with asyncio.timeout(self._config.update_s):
+                await adapters.send(ready, self._new_tag(self._version), keep_kv=False)
+        except (ServerRefusal, TimeoutError) as e:
+            flags = "" if self._process else f"; start it with {self.adapter_flags}"
+            raise ConfigError(
+                f"lora.sync: adapter: the {self.server} server does not load an adapter of rank "
+                f"{lora.rank} for {', '.join(matrices(tensors))}: {first_line(str(e))}"
+                f"{flags.format(rank=lora.rank)}; or use lora.sync: merged"
+            ) from e
+        await adapters.keep_only(set())
+
+    def _changed_base(self, weight_version: str) -> str | None:
+        """Return what is wrong with a running server that has weights of an earlier run."""
+        if self._lora is None or not _TAG.fullmatch(weight_version):
+            return None
+        return (
+            f"has the weights {weight_version!r} of an earlier run, but adapters need those of the "
+            "model: restart it, or use lora.sync: merged"
+        )
 
     def _api_key(self) -> str:
         variable = self._config.api_key_variable
@@ -389,7 +468,7 @@ class ServerEngine(InferenceEngine):
             self._busy_since = time.monotonic()
         self._flights[request.request_id] = flight
         try:
-            answer = await self._or_death(self._answer(request, rid, most), ended)
+            answer = await self._or_death(self._answer(request, flight, most), ended)
             if answer is None:
                 return GenerateResult([], [], (), "abort")
             return self._result(answer, flight)
@@ -401,9 +480,12 @@ class ServerEngine(InferenceEngine):
             if not self._flights:
                 self._busy_s += time.monotonic() - self._busy_since
 
-    async def _answer(self, request: GenerateRequest, rid: str, max_new_tokens: int) -> Answer:
+    async def _answer(self, request: GenerateRequest, flight: _Flight, most: int) -> Answer:
         await self._open.wait()
-        return await self._ask(self._ready(), request, rid, max_new_tokens)
+        flight.adapter = self._adapter
+        name = adapter_name(flight.adapter) if flight.adapter else ""
+        answer = await self._ask(self._ready(), request, flight.rid, most, name)
+        return of_adapter(answer, flight.adapter, self._tag) if flight.adapter else answer
 
     def _result(self, answer: Answer, flight: _Flight) -> GenerateResult:
         first: KvOrigin = "fresh"
@@ -477,13 +559,18 @@ class ServerEngine(InferenceEngine):
             self._versions[tag] = incoming.policy_version
             began = time.monotonic()
             # a running server's cache can be of any weights, so the first swap flushes it
-            keep = self._keep_kv and self._num_swaps > 0
+            keep = self._lora is not None or (self._keep_kv and self._num_swaps > 0)
             await self._swap(
                 client, partial(transport.send, ready, tag, keep_kv=keep), keep_kv=keep
             )
             stall_s = time.monotonic() - began
             lost = 0 if keep else sum(f.num_tokens for f in self._flights.values())
-            self._version, self._tag = incoming.policy_version, tag
+            self._version = incoming.policy_version
+            if self._adapters is None:
+                self._tag = tag
+            else:
+                self._adapter = tag
+                await self._unload_adapters(self._adapters)
             return WeightSwap(
                 incoming.policy_version,
                 stall_s,
@@ -496,24 +583,42 @@ class ServerEngine(InferenceEngine):
     async def _swap(
         self, client: ServerClient, send: Callable[[], Coroutine[Any, Any, None]], *, keep_kv: bool
     ) -> None:
-        """Pause, send, continue; a server that does not accept all of it counts as dead."""
+        """Pause, send, continue; a server that does not accept all of it counts as dead.
+
+        Adapters are sent without a pause.
+        """
+        pauses = self._adapters is None
         try:
             async with asyncio.timeout(self._config.update_s):
-                await self._or_death(self._ask_pause(client, keep_kv=keep_kv))
+                if pauses:
+                    await self._or_death(self._ask_pause(client, keep_kv=keep_kv))
                 self._num_swaps += 1
                 await self._or_death(send())
-                if not self._paused:
+                if pauses and not self._paused:
                     await self._or_death(self._ask_continue(client))
         except (InferenceFailure, TimeoutError, RuntimeError) as e:
             late = f"the server did not load them within {self._config.update_s:g} s"
             raise self._without_weights(str(e) or late) from e
+
+    async def _unload_adapters(self, adapters: AdapterTransport) -> None:
+        """Unload the adapters of no request.
+
+        SGLang does this after the last request that uses it, even an aborted one, so never in a
+        pause, in which no request ends.
+        """
+        if not self._paused:
+            used = {self._adapter, *(f.adapter for f in self._flights.values())}
+            await adapters.keep_only(used)
 
     def _without_weights(self, why: str) -> EngineDied:
         self._die(f"new weights failed: {first_line(why)}")
         return self._died("load_weights")
 
     def _prepared(
-        self, channel: WeightChannel, transport: WeightTransport, policy_version: int
+        self,
+        channel: WeightChannel,
+        transport: WeightTransport | AdapterTransport,
+        policy_version: int,
     ) -> tuple[Incoming, Any]:
         """Fetch weights, and prepare each tensor for the transport as it arrives; in a thread."""
         if transport.num_ranks:
@@ -535,7 +640,10 @@ class ServerEngine(InferenceEngine):
                     shapes[name] = tuple(tensor.shape)
                     num_bytes += tensor.nbytes
                     yield name, tensor
-                self._facts.check_fit(shapes)
+                if self._lora is None:
+                    self._facts.check_fit(shapes)
+                else:
+                    check_adapters(shapes, self._facts.shapes)
 
             # a server of another user may not read the channel's folder
             is_ours = self._process is not None
@@ -544,7 +652,12 @@ class ServerEngine(InferenceEngine):
 
         return fetch(channel, policy_version, stage), ready[0]
 
+    def _first_tag(self) -> str:
+        """Return a tag of the initial weights; below adapters, it never names changed weights."""
+        return ("base/" if self._lora else "") + self._new_tag(self._version)
+
     def _new_tag(self, policy_version: int) -> str:
+        """Return a new tag; they match :data:`_TAG`."""
         return f"{policy_version}/{os.getpid()}.{next(self._tags)}"
 
     async def pause(self) -> None:

@@ -123,6 +123,10 @@ def _last_words(is_last: bool, tag: str, keep_kv: bool) -> Json:
     }
 
 
+def _encoded(body: Json) -> bytes:
+    return json.dumps(body).encode()
+
+
 class TensorTransport:
     """Pickled tensors in the requests of an update."""
 
@@ -145,7 +149,7 @@ class TensorTransport:
                 "serialized_named_tensors": [bucket] * self._tp_size,
                 **_last_words(i == len(ready) - 1, tag, keep_kv),
             }
-            encoded = await asyncio.to_thread(lambda body=body: json.dumps(body).encode())
+            encoded = await asyncio.to_thread(_encoded, body)
             await self._session.client.post(dialect.UPDATE_FROM_TENSOR, encoded, limit_s=None)
 
 

@@ -132,14 +132,34 @@ def lora_problems(config: RunConfig, engine: InferenceEngineSpec) -> Iterator[Pr
             "shared or detached"
         )
         yield Problem(("critic", "backbone"), message)
-    if lora.sync == "adapter" and not engine.merges_adapters:
-        message = f"adapter: {engine.id} supports only whole weights; use sync: merged"
-        yield Problem(("lora", "sync"), message)
+    if lora.sync == "adapter":
+        yield from _adapter_problems(config, engine)
     name, there = _adaptable(config)
     unknown = sorted(set(lora.target_modules or ()) - there)
     if there and unknown:
         message = f"{name} has no {', '.join(unknown)}; it has {', '.join(sorted(there))}"
         yield Problem(("lora", "target_modules"), message)
+
+
+def _adapter_problems(config: RunConfig, engine: InferenceEngineSpec) -> Iterator[Problem]:
+    """Yield settings that prevent engines from receiving adapters."""
+    if not (engine.merges_adapters or engine.serves_adapters):
+        message = f"adapter: {engine.id} supports only whole weights; use sync: merged"
+        yield Problem(("lora", "sync"), message)
+    if not engine.serves_adapters:
+        return
+    if isinstance(config.model, NewModel):
+        message = (
+            f"adapter: {engine.id} loads adapters beside a model that never changes, but the warm "
+            "start of a new model trains all its weights; set model.path, or use sync: merged"
+        )
+        yield Problem(("lora", "sync"), message)
+    if config.rollout.kv_on_swap == "keep":
+        message = (
+            f"keep has no effect with lora.sync: adapter on {engine.id}, where a turn ends with "
+            "the adapter that it began with; remove it"
+        )
+        yield Problem(("rollout", "kv_on_swap"), message)
 
 
 def _adaptable(config: RunConfig) -> tuple[str, frozenset[str]]:

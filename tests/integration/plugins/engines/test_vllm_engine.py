@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from support.openai_server import Json, OpenAIServer
 from support.pace import until
 
 from rollart_core.config.model import NewModel
+from rollart_core.config.training import LoRA
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure
 from rollart_core.models.new import new_model
@@ -55,6 +57,9 @@ class VllmServer(OpenAIServer):
         self.loaded: dict[str, torch.Tensor] = {}
         self.goes_on = threading.Event()
         self.goes_on.set()
+        self.adapters: dict[str, Path] = {}
+        self.named: list[str | None] = []
+        """The adapters of the turns."""
         self.asked: list[str] = []
         """Paths of the requests that change something, in order."""
 
@@ -73,6 +78,8 @@ class VllmServer(OpenAIServer):
             "/collective_rpc": self._reload,
             "/update_weight_version": self._name,
             vllm.GENERATE: self._generate,
+            vllm.LOAD_ADAPTER: self._load_adapter,
+            vllm.UNLOAD_ADAPTER: self._unload_adapter,
         }
         if self.workers:
             gets["/workers"] = lambda: {"workers": [{"url": url} for url in self.workers]}
@@ -102,7 +109,20 @@ class VllmServer(OpenAIServer):
 
     async def _list(self, request: web.Request) -> web.Response:
         row = {"id": "m", "root": self.root, "max_model_len": self.max_model_len}
-        return web.json_response({"data": [row]})
+        return web.json_response({"data": [row, *({"id": name} for name in self.adapters)]})
+
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        if self.reload == "rejects":
+            return web.json_response({"error": {"message": "no such layer"}}, status=500)
+        body = await request.json()
+        self.adapters[body["lora_name"]] = Path(body["lora_path"])
+        return web.Response(text="Success")
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        del self.adapters[(await request.json())["lora_name"]]
+        return web.Response(text="Success")
 
     async def _note(self, request: web.Request) -> web.Response:
         self.asked.append(str(request.rel_url))
@@ -133,6 +153,7 @@ class VllmServer(OpenAIServer):
             status, message = self.refusal
             return web.json_response({"error": {"message": message}}, status=status)
         body = await request.json()
+        self.named.append(body.get("model"))
         before = self.weights
         await until(self.goes_on.is_set, "it may go on")
         token_ids = (FIRST + LAST)[: body["sampling_params"]["max_tokens"]]
@@ -195,6 +216,7 @@ def asked(name: str) -> GenerateRequest:
     return GenerateRequest(name, [5, 6, 7, 8], 24, temperature=0.7, stop_token_ids=(3,))
 
 
+LORA = LoRA(rank=2, sync="adapter")
 SWAP = ["/pause?mode=keep&clear_cache=true", "/collective_rpc", "/update_weight_version", "/resume"]
 
 
@@ -330,6 +352,131 @@ def test_a_server_with_other_weights_than_it_was_given_is_dead(
                 await engine.generate(asked("c"))
 
     asyncio.run(main())
+
+
+def adapters(version: int) -> list[tuple[str, torch.Tensor]]:
+    module = "model.layers.0.mlp.up_proj"
+    shapes = {".lora_A.weight": (2, 32), ".lora_B.weight": (48, 2)}
+    return [(module + end, torch.full(shape, float(version))) for end, shape in shapes.items()]
+
+
+def test_a_turn_ends_with_the_adapter_it_began_with_which_is_then_unloaded(
+    server: VllmServer, model: str, tmp_path: Path
+) -> None:
+    channel = FakeWeightChannel(str(tmp_path))
+    for version in (7, 8):
+        channel.publish(version, adapters(version))
+    server.adapters["rollart-3/1.2"] = tmp_path  # of an engine that was killed
+    server.adapters["somebody's"] = tmp_path
+
+    async def main() -> None:
+        async with engine_at(server, model, channel, lora=LORA) as engine:
+            assert list(server.adapters) == ["somebody's"]
+            assert (await engine.generate(asked("base"))).spans == (TokenSpan(0, 5, 0),)
+            swap = await engine.load_weights(7)
+            assert (swap.num_bytes, swap.num_recomputed_tokens) == (4 * 2 * (32 + 48), 0)
+            server.goes_on.clear()
+            turn = asyncio.create_task(engine.generate(asked("a")))
+            await until(lambda: len(server.named) == 3, "the turn has begun")
+            await engine.load_weights(8)
+            assert len(server.adapters) == 3  # that of the turn, too
+            server.goes_on.set()
+            assert (await turn).spans == (TokenSpan(0, 5, 7),)
+            assert (await engine.generate(asked("b"))).spans == (TokenSpan(0, 5, 8),)
+            channel.publish(9, adapters(9))
+            await engine.load_weights(9)
+            assert not any("pause" in path for path in server.asked)
+            (name,) = server.adapters.keys() - {"somebody's"}
+            folder = server.adapters[name]
+            saved = load_file(folder / "adapter_model.safetensors")
+            assert {key: tensor.unique().tolist() for key, tensor in saved.items()} == {
+                f"base_model.model.{key}": [9.0] for key, _ in adapters(9)
+            }
+            config = json.loads((folder / "adapter_config.json").read_text())
+            assert (config["r"], config["lora_alpha"]) == (2, 2)  # its B is scaled already
+            assert config["target_modules"] == ["up_proj"]
+            assert server.named[0] is server.named[1] is None
+            assert len(set(server.named[2:])) == 2
+        assert list(server.adapters) == ["somebody's"]
+        assert not folder.exists()
+
+    asyncio.run(main())
+
+
+def test_an_adapter_over_other_weights_than_those_of_the_run_is_a_failure(
+    server: VllmServer, model: str, tmp_path: Path
+) -> None:
+    channel = FakeWeightChannel(str(tmp_path))
+    channel.publish(7, adapters(7))
+
+    async def main() -> None:
+        async with engine_at(server, model, channel, lora=LORA) as engine:
+            await engine.load_weights(7)
+            server.weights = "4/7.7"
+            with pytest.raises(InferenceFailure, match=r"below its adapter are '4/7.7', not those"):
+                await engine.generate(asked("a"))
+        with pytest.raises(ConfigError, match=r"has the weights '4/7.7' of an earlier run"):
+            async with engine_at(server, model, channel, lora=LORA):
+                pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        ([("model.norm.weight", torch.zeros(32))], "is not of a LoRA adapter, but lora.sync is"),
+        (adapters(1)[:1], "lacks a tensor"),
+        ([(n, t.T.contiguous()) for n, t in adapters(1)], r"has shape \[2, 2\], but the weight"),
+    ],
+)
+def test_adapters_that_do_not_fit_never_reach_the_server(
+    server: VllmServer, model: str, tmp_path: Path, tensors: Any, why: str
+) -> None:
+    channel = FakeWeightChannel(str(tmp_path))
+    channel.publish(7, tensors)
+
+    async def main() -> None:
+        async with engine_at(server, model, channel, lora=LORA) as engine:
+            with pytest.raises(ValueError, match=why):
+                await engine.load_weights(7)
+            assert server.asked == []
+            await engine.generate(asked("a"))
+
+    asyncio.run(main())
+
+
+def test_a_server_that_does_not_load_adapters_is_refused_or_dead(
+    server: VllmServer, model: str, tmp_path: Path
+) -> None:
+    channel = FakeWeightChannel(str(tmp_path))
+    channel.publish(7, adapters(7))
+
+    async def main() -> None:
+        async with engine_at(server, model, channel, lora=LORA) as engine:
+            server.reload = "rejects"
+            with pytest.raises(EngineDied, match="no such layer"):
+                await engine.load_weights(7)
+        with pytest.raises(
+            ConfigError, match=r"rank 2 for .*, v_proj: .*no such layer; start"
+        ) as told:
+            async with engine_at(server, model, channel, lora=LORA):
+                pass
+        assert "\n" not in str(told.value)
+
+    asyncio.run(main())
+
+
+def test_a_launched_server_has_room_for_the_adapters_of_the_run(model: str) -> None:
+    def flags(rank: int) -> tuple[list[str], dict[str, str]]:
+        lora = LORA.model_copy(update={"rank": rank})
+        return VllmEngine(model_path=model, lora=lora, command=["vllm"])._command_line(1, 0)
+
+    argv, environment = flags(20)
+    assert argv[argv.index("--max-lora-rank") + 1] == "32"
+    assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    with pytest.raises(ConfigError, match=r"lora\.rank: .* up to rank 512, not 513"):
+        flags(513)
 
 
 def lacking(*paths: str) -> dict[str, Any]:
