@@ -25,7 +25,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from rollart_core.contracts.inference import (
     EngineStats,
@@ -55,6 +55,8 @@ _ABORTS = 60
 _ROUTER_WORKERS = "/workers"
 """sglang-router (0.3) and its variants list their servers here; servers have no such endpoint."""
 
+SleepingPart = Literal["weights", "kv_cache"]
+"""A part of a server's memory that is allocated again by itself; both servers use these names."""
 T = TypeVar("T")
 
 
@@ -130,6 +132,7 @@ class ServerEngine(InferenceEngine):
         policy_version: int = 0,
         engine_index: int = 0,
         has_own_devices: bool = False,
+        sleeps: bool = False,
         **options: object,
     ) -> None:
         """Store the options; :meth:`start` launches the server or connects to it.
@@ -146,6 +149,7 @@ class ServerEngine(InferenceEngine):
             policy_version: Version of the server's initial weights.
             engine_index: Index of this engine in the run.
             has_own_devices: Whether this process sees the GPUs of its server and no others.
+            sleeps: Whether the server must be able to free the memory of its GPU.
             options: The fields of ``config`` as keyword arguments, as the registry passes them.
 
         Raises:
@@ -161,6 +165,7 @@ class ServerEngine(InferenceEngine):
         self._channel, self._index = channel, engine_index
         shift = self._config.first_gpu + engine_index * self._config.tp_size
         self._first_gpu = 0 if has_own_devices else shift
+        self._sleeps, self._asleep = sleeps, False
         self._keep_kv, self._max_tokens = kv_on_swap == "keep", max_context_tokens
         self._version, self._num_swaps = policy_version, 0
         self._versions: dict[str, int] = {}
@@ -219,6 +224,14 @@ class ServerEngine(InferenceEngine):
     @abstractmethod
     async def _ask_continue(self, client: ServerClient) -> None:
         """Continue after a pause."""
+
+    @abstractmethod
+    async def _ask_sleep(self, client: ServerClient) -> None:
+        """Free the memory of weights and KV cache on a paused server."""
+
+    @abstractmethod
+    async def _ask_wake(self, client: ServerClient, part: SleepingPart) -> None:
+        """Allocate the memory of a part again, without its content."""
 
     @abstractmethod
     async def _end_swap(self, client: ServerClient) -> None:
@@ -313,7 +326,8 @@ class ServerEngine(InferenceEngine):
             if how is not None:
                 self._die(f"the {self.server} server ended ({how})")
             elif time.monotonic() - looked >= self._config.look_every_s:
-                is_held = self._swap_lock.locked() or (self._paused and not self.answers_in_pause)
+                is_stopped = self._paused or self._asleep
+                is_held = self._swap_lock.locked() or (is_stopped and not self.answers_in_pause)
                 if is_held or await self._is_alive(client):
                     heard = time.monotonic()
                 elif time.monotonic() - heard >= self._config.silent_s:
@@ -469,9 +483,9 @@ class ServerEngine(InferenceEngine):
             self._versions[tag] = incoming.policy_version
             began = time.monotonic()
             # a running server's cache can be of any weights, so the first swap flushes it
-            keep = self._keep_kv and self._num_swaps > 0
+            keep = self._keep_kv and self._num_swaps > 0 and not self._asleep
             await self._swap(
-                client, partial(transport.send, ready, tag, keep_kv=keep), keep_kv=keep
+                client, partial(self._send, client, transport, ready, tag, keep), keep_kv=keep
             )
             stall_s = time.monotonic() - began
             lost = 0 if keep else sum(f.num_tokens for f in self._flights.values())
@@ -491,14 +505,50 @@ class ServerEngine(InferenceEngine):
         """Pause, send, continue; a server that does not accept all of it counts as dead."""
         try:
             async with asyncio.timeout(self._config.update_s):
-                await self._or_death(self._ask_pause(client, keep_kv=keep_kv))
+                if not self._asleep:
+                    await self._or_death(self._ask_pause(client, keep_kv=keep_kv))
                 self._num_swaps += 1
                 await self._or_death(send())
                 if not self._paused:
                     await self._or_death(self._ask_continue(client))
+                    self._open.set()
+                self._asleep = False
         except (InferenceFailure, TimeoutError, RuntimeError) as e:
             late = f"the server did not load them within {self._config.update_s:g} s"
             raise self._without_weights(str(e) or late) from e
+
+    async def _send(
+        self, client: ServerClient, transport: WeightTransport, ready: Any, tag: str, keep_kv: bool
+    ) -> None:
+        """Send prepared weights to a paused server, and wake one that sleeps."""
+        if self._asleep:
+            await self._ask_wake(client, "weights")
+        await transport.send(ready, tag, keep_kv=keep_kv)
+        if self._asleep:
+            await self._ask_wake(client, "kv_cache")
+
+    async def sleep(self) -> None:
+        """Free the memory of weights and KV cache on the server's device.
+
+        Raises:
+            EngineDied: If the server does not do it.
+        """
+        client = self._ready()
+        async with self._swap_lock:
+            self._open.clear()
+            try:
+                async with asyncio.timeout(self._config.update_s):
+                    await self._or_death(self._ask_pause(client, keep_kv=False))
+                    await self._or_death(self._ask_sleep(client))
+            except (InferenceFailure, TimeoutError) as e:
+                late = f"no answer within {self._config.update_s:g} s"
+                self._die(f"the server did not release its memory: {first_line(str(e)) or late}")
+                raise self._died("sleep") from e
+            self._asleep = True
+
+    async def wake(self, policy_version: int) -> WeightSwap:
+        """Load weights, and allocate the memory for them; see :meth:`load_weights`."""
+        return await self.load_weights(policy_version)
 
     def _without_weights(self, why: str) -> EngineDied:
         self._die(f"new weights failed: {first_line(why)}")

@@ -30,7 +30,7 @@ from rollart_plugins.engines.hub_names import model_config
 from rollart_plugins.engines.server_answers import Answer, Json, odd_answer
 from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
 from rollart_plugins.engines.server_client import ServerClient, ServerRefusal
-from rollart_plugins.engines.server_engine import ServerEngine, WeightTransport
+from rollart_plugins.engines.server_engine import ServerEngine, SleepingPart, WeightTransport
 from rollart_plugins.engines.server_process import command_flags, launcher
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 SERVER: Final = "vLLM"
 GENERATE, ABORT = "/inference/v1/generate", "/abort_requests"
+SLEEP, WAKE = "/sleep?level=2&mode=keep", "/wake_up?tags="
 PAUSE, RESUME = "/pause?mode=keep&clear_cache=", "/resume"
 RPC, NAME_WEIGHTS, WEIGHTS = "/collective_rpc", "/update_weight_version", "/weight_info"
 VERSION, MODELS, METRICS, TOKENIZE = "/version", "/v1/models", "/metrics", "/tokenize"
@@ -76,6 +77,7 @@ class VllmEngine(ServerEngine):
             "tensor_parallel_size": config.tp_size,
             "seed": secrets.randbits(31),  # servers with one seed sample the same tokens
             "enforce_eager": self._is_on_cpu,
+            "enable_sleep_mode": self._sleeps and not self._is_on_cpu,
             "enable_prompt_tokens_details": True,
             "disable_uvicorn_access_log": True,
             **config.server_args,
@@ -202,6 +204,12 @@ class VllmEngine(ServerEngine):
 
     async def _ask_continue(self, client: ServerClient) -> None:
         await client.post(RESUME)
+
+    async def _ask_sleep(self, client: ServerClient) -> None:
+        await client.post(SLEEP, limit_s=None)
+
+    async def _ask_wake(self, client: ServerClient, part: SleepingPart) -> None:
+        await client.post(WAKE + part, limit_s=None)
 
     async def _end_swap(self, client: ServerClient) -> None:
         await client.post(RESUME)
