@@ -23,10 +23,15 @@ class DeviceOrder:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.wrong: list[str] = []
-        self._asleep: set[object] = set()
+        self.workers: list[WorkerProcess] = []
+        """Those that were called, the latest first."""
+        self._asleep: set[str] = set()
         call = WorkerProcess.call
 
         async def recorded(worker: WorkerProcess, method: str, *args: Any, **kwargs: Any) -> Any:
+            if worker not in self.workers:
+                self.workers.insert(0, worker)
+                self._asleep.discard(worker.name)  # a new process
             if method in CALLS + TRAINER_CALLS:
                 self._record(worker.name, method)
             return await call(worker, method, *args, **kwargs)
