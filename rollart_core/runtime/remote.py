@@ -478,14 +478,18 @@ class TrainerGroup:
             await self.close()
             await self.start()
 
-    async def offload(self) -> None:
+    async def offload(self) -> int:
         """Move the trainer's tensors to host memory, which frees its devices.
+
+        Returns:
+            The bytes that rank 0 moved.
 
         Raises:
             TrainerLost: As :meth:`call` does.
         """
         async with self._turn:
-            await self._on_all(lambda rank, worker: worker.call("offload"))
+            num_bytes: int = await self._on_all(lambda rank, worker: worker.call("offload"))
+        return num_bytes
 
     async def reload(self) -> None:
         """Move the trainer's tensors back to its devices after ``offload``.

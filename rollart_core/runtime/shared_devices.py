@@ -38,7 +38,7 @@ class SleepingEngines(Protocol):
 class OffloadedTrainer(Protocol):
     """The trainer."""
 
-    async def offload(self) -> None:
+    async def offload(self) -> object:
         """Move its tensors to host memory."""
 
     async def reload(self) -> None:

@@ -327,16 +327,20 @@ class Trainer:
         checkpoint.export_hf(path, self._model, tensors, tokenizer_path)
         self._weights.export_with_adapters(path)
 
-    def offload(self) -> None:
+    def offload(self) -> int:
         """Move the tensors to host memory, so that engines can use the device until ``reload``.
 
         Gradients are dropped; each update computes its own. Between the two, call only ``close``.
+
+        Returns:
+            The bytes that this rank moved.
         """
         for optimizer in (self._optimizer, self._supervisor, self._extras):
             if optimizer is not None:
                 optimizer.zero_grad()
         self._host_copies.offload(self._tensors())
         release_memory(self._device)
+        return self._host_copies.num_bytes
 
     def reload(self) -> None:
         """Move the tensors back to the device after ``offload``; without it, do nothing."""

@@ -98,7 +98,8 @@ class VllmEngine(ServerEngine):
 
     async def _check(self, client: ServerClient) -> ServerFacts:
         version = await _version(client)
-        trouble = await _lacks(client) or await self._first_token(client)
+        sleep = ("/sleep", "/wake_up") if self._sleeps else ()
+        trouble = await _lacks(client, sleep) or await self._first_token(client)
         if trouble is None and self._process is None:
             trouble = await self._unsuitable(client)
         if trouble is not None:
@@ -140,6 +141,11 @@ class VllmEngine(ServerEngine):
             return (
                 f"returns {mode}, but training needs the logprobs of the sampled distribution: "
                 "start it with --logprobs-mode processed_logprobs"
+            )
+        if self._sleeps and not self._is_on_cpu and not model.get("enable_sleep_mode"):
+            return (
+                "cannot free its GPU's memory, which runtime.colocate needs: start it with "
+                "--enable-sleep-mode"
             )
         limit = int(models[0].get("max_model_len") or self._max_tokens)
         if limit < self._max_tokens:
@@ -389,10 +395,10 @@ async def _version(client: ServerClient) -> str:
         ) from e
 
 
-async def _lacks(client: ServerClient) -> str | None:
-    """Return which endpoints for weights are missing; a GET of the others is answered with 405."""
+async def _lacks(client: ServerClient, more: Sequence[str] = ()) -> str | None:
+    """Return which endpoints are missing; a GET of the others is answered with 405."""
     missing = []
-    for path in (*POSTED, WEIGHTS):
+    for path in (*POSTED, *more, WEIGHTS):
         try:
             await client.get(path)
         except ServerRefusal as e:
@@ -401,7 +407,7 @@ async def _lacks(client: ServerClient) -> str | None:
     if not missing:
         return None
     return (
-        f"lacks {', '.join(missing)}, which new weights need: use {TESTED}, and start it with "
+        f"lacks {', '.join(missing)}, which the run needs: use {TESTED}, and start it with "
         "VLLM_SERVER_DEV_MODE=1 in its environment"
     )
 

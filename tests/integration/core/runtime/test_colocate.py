@@ -70,7 +70,10 @@ def test_a_gpu_without_room_is_refused_before_anything_starts(tmp_path, monkeypa
         ({"mode": "async"}, "nothing is generated during training.*set mode: sync"),
         ({"runtime": {"colocate": True, "num_engines": 2}}, "engines use 2 device.*has 1 rank"),
         ({"weights": "collective"}, "sends weights while trainer and engines both run.*disk"),
-        ({"engine": "rollart_testing.engine:ScriptedEngine"}, "cannot free the memory of its device"),
+        (
+            {"engine": "rollart_testing.engine:ScriptedEngine"},
+            "cannot free the memory of its device",
+        ),
         ({"scaling": {"engines": {"max": 2}}}, "no device for scaling.engines"),
         (
             {"engine": {"id": "vllm", "command": ["true"], "first_gpu": 1}},
