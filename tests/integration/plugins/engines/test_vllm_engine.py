@@ -288,7 +288,7 @@ def test_a_server_that_does_not_free_its_memory_is_dead(
 
     async def main() -> None:
         async with engine_at(server, model, channel, sleeps=True) as engine:
-            with pytest.raises(EngineDied, match="did not release its memory: .*no memory pool"):
+            with pytest.raises(EngineDied, match=r"did not release its memory: .*no memory pool"):
                 await engine.sleep()
             with pytest.raises(EngineDied):
                 await engine.generate(asked("a"))
