@@ -325,8 +325,7 @@ def resolve_all(
         teacher=teacher,
         engines=tuple(map(_class, config.engines, engines)),
     )
-    if trains:
-        problems += colocation_problems(config, run.engine, run.weights.spec)
+    problems += colocation_problems(config, run.engine, run.weights.spec) if trains else ()
     return Resolution(config, envs, engine, mapper, run, problems)
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ from rollart_core.contracts.inference import (
     WeightSwap,
 )
 from rollart_core.errors import EngineDied, EnginesLost, InferenceFailure, WorkerDied
+from rollart_core.inference.shared_devices import Devices
 
 LOOK_EVERY_S = 1.0
 """Interval between two reads of the engines' statistics, in seconds."""
@@ -47,7 +48,6 @@ MIN_GAIN = 2.0
 """A session moves during an episode if it would wait this many times longer than its prompt takes
 to compute."""
 
-Devices = Callable[[], AbstractAsyncContextManager[list[WeightSwap] | None]]
 T = TypeVar("T")
 
 

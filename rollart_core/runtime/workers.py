@@ -29,7 +29,8 @@ from rollart_core.config.validation.consistency import colocates, num_engines, t
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.errors import PluginError, RollartError, UserError
-from rollart_core.inference.router import Devices, Router
+from rollart_core.inference.router import Router
+from rollart_core.inference.shared_devices import Devices, SharedDevices
 from rollart_core.inference.teacher import TeacherEngines
 from rollart_core.plugins import registry
 from rollart_core.rollout.env_pool import EnvPool, EnvWorkerHandle
@@ -48,7 +49,6 @@ from rollart_core.runtime.remote import (
 )
 from rollart_core.runtime.run_envs import by_env, env_ref
 from rollart_core.runtime.scaling import ClusterLoad
-from rollart_core.runtime.shared_devices import SharedDevices
 from rollart_core.runtime.worker import Worker
 from rollart_core.types import Sample, Task
 

@@ -43,11 +43,10 @@ from rollart_core.training.batch import (
     value_metrics,
 )
 from rollart_core.training.cross_check import differences
+from rollart_core.training.loading import HostCopies, load_on_device, recompute_activations
 from rollart_core.training.loading import load_model as load_model
-from rollart_core.training.loading import load_on_device, recompute_activations
 from rollart_core.training.lora import put_adapters, trained_weights
 from rollart_core.training.loss import MetricSums, loss_batch, mismatch_sums, spread
-from rollart_core.training.offload import HostCopies
 from rollart_core.training.optimizer import GuardedAdamW, UpdateOutcome
 from rollart_core.training.policy import ForwardSettings, Policy, new_policy
 from rollart_core.training.report import TrainStepReport

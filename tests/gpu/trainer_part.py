@@ -40,8 +40,7 @@ from torch import Tensor, nn
 
 from rollart_core.training import checkpoint, head
 from rollart_core.training.batch import model_input
-from rollart_core.training.loading import recompute_activations
-from rollart_core.training.offload import HostCopies
+from rollart_core.training.loading import HostCopies, recompute_activations
 from rollart_core.training.optimizer import GuardedAdamW
 from rollart_core.training.policy import ForwardSettings, PackedPolicy, PaddedPolicy, Policy
 from rollart_core.types import Group, Sample, Task, Ticket, Trajectory

@@ -117,6 +117,7 @@ class ServerEngine(InferenceEngine):
     """Whether a paused server answers aborts and health checks."""
     config_type: ClassVar[type[EngineServerConfig]]
     _config: EngineServerConfig
+    _watching: asyncio.Task[None] | None = None
 
     def __init__(
         self,
@@ -162,10 +163,9 @@ class ServerEngine(InferenceEngine):
             )
         _check_url(self._config, engine_index)
         self._model_path, self._dtype, self._device = model_path, dtype, device
-        self._channel, self._index = channel, engine_index
+        self._channel, self._index, self._sleeps = channel, engine_index, sleeps
         shift = self._config.first_gpu + engine_index * self._config.tp_size
         self._first_gpu = 0 if has_own_devices else shift
-        self._sleeps, self._asleep = sleeps, False
         self._keep_kv, self._max_tokens = kv_on_swap == "keep", max_context_tokens
         self._version, self._num_swaps = policy_version, 0
         self._versions: dict[str, int] = {}
@@ -174,8 +174,7 @@ class ServerEngine(InferenceEngine):
         self._process: ServerProcess | None = None
         self._client: ServerClient | None = None
         self._transport: WeightTransport | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._paused = False
+        self._paused = self._asleep = False
         self._flights: dict[str, _Flight] = {}
         self._rids, self._tags = itertools.count(), itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()

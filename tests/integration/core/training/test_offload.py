@@ -15,7 +15,7 @@ from support.trainer_ranks import trainer_ranks
 from rollart_algorithms.grpo import GRPO
 from rollart_algorithms.ppo import PPO
 from rollart_core.config.training import AuxiliaryModels, Critic, LoRA, Reference
-from rollart_core.training.offload import HostCopies
+from rollart_core.training.loading import HostCopies
 from rollart_core.training.trainer import Trainer
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 

@@ -15,13 +15,15 @@ Never: lets both use them, or interrupts a call.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.errors import TrainerLost
 
+Devices = Callable[[], AbstractAsyncContextManager[list[WeightSwap] | None]]
+"""Returns a block in which engines may use their devices; see :meth:`SharedDevices.for_engines`."""
 T = TypeVar("T")
 
 
