@@ -118,6 +118,7 @@ class ServerEngine(InferenceEngine):
     config_type: ClassVar[type[EngineServerConfig]]
     _config: EngineServerConfig
     _watching: asyncio.Task[None] | None = None
+    _transport: WeightTransport | None = None
 
     def __init__(
         self,
@@ -173,7 +174,6 @@ class ServerEngine(InferenceEngine):
         self._facts = ModelFacts()
         self._process: ServerProcess | None = None
         self._client: ServerClient | None = None
-        self._transport: WeightTransport | None = None
         self._paused = self._asleep = False
         self._flights: dict[str, _Flight] = {}
         self._rids, self._tags = itertools.count(), itertools.count()
