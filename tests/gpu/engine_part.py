@@ -88,6 +88,7 @@ def _figures(
         device=machine.device,
         max_context_tokens=MAX_TOKENS,
         channel=theirs,
+        sleeps=True,
         **options,
     )
     with asyncio.Runner() as loop:
@@ -108,9 +109,26 @@ def _figures(
             yield Figure("bytes received by the engine's process", swap.moved_bytes / GB, "GB")
             yield Figure("stall", swap.stall_s, "s")
             yield loop.run(_paused_tokens(engine))
+            before = _free_bytes(machine)
+            loop.run(engine.sleep())
+            if machine.is_cuda:  # the CPU builds free nothing
+                freed = (_free_bytes(machine) - before) / GB
+                yield Figure("memory that sleep frees", freed, "GB", at_least=0.1)
+            before = _free_bytes(machine)
+            start = time.perf_counter()
+            loop.run(engine.wake(2))
+            yield Figure("wake", time.perf_counter() - start, "s")
+            if machine.is_cuda:
+                taken = (before - _free_bytes(machine)) / GB
+                yield Figure("memory that wake takes", taken, "GB", at_least=0.1)
+            yield scorer.mismatch("after a wake", 2, loop.run(_answers(engine)))
         finally:
             loop.run(engine.close())
             ours.close()
+
+
+def _free_bytes(machine: Machine) -> int:
+    return torch.cuda.mem_get_info()[0] if machine.is_cuda else 0
 
 
 async def _answers(engine: InferenceEngine) -> list[GenerateResult]:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from rollart_core.config.training import LoRA
 from rollart_core.contracts.inference import (
@@ -71,6 +71,8 @@ _TAG = re.compile(r"-?\d+/\d+\.\d+")
 _ROUTER_WORKERS = "/workers"
 """sglang-router (0.3) and its variants list their servers here; servers have no such endpoint."""
 
+SleepingPart = Literal["weights", "kv_cache"]
+"""A part of a server's memory that is allocated again by itself; both servers use these names."""
 T = TypeVar("T")
 
 
@@ -166,6 +168,7 @@ class ServerEngine(InferenceEngine):
         engine_index: int = 0,
         has_own_devices: bool = False,
         lora: LoRA | None = None,
+        sleeps: bool = False,
         **options: object,
     ) -> None:
         """Store the options; :meth:`start` launches the server or connects to it.
@@ -183,6 +186,7 @@ class ServerEngine(InferenceEngine):
             engine_index: Index of this engine in the run.
             has_own_devices: Whether this process sees the GPUs of its server and no others.
             lora: If given, the channel has only LoRA adapters, which the server loads as such.
+            sleeps: Whether the server must be able to free the memory of its GPU.
             options: The fields of ``config`` as keyword arguments, as the registry passes them.
 
         Raises:
@@ -195,7 +199,7 @@ class ServerEngine(InferenceEngine):
             )
         _check_url(self._config, engine_index)
         self._model_path, self._dtype, self._device = model_path, dtype, device
-        self._channel, self._index = channel, engine_index
+        self._channel, self._index, self._sleeps = channel, engine_index, sleeps
         shift = self._config.first_gpu + engine_index * self._config.tp_size
         self._first_gpu = 0 if has_own_devices else shift
         self._keep_kv, self._max_tokens = kv_on_swap == "keep", max_context_tokens
@@ -204,7 +208,7 @@ class ServerEngine(InferenceEngine):
         self._tag = ""  # of the weights in use; with adapters, of the base model
         self._lora, self._adapter = lora, ""
         self._facts = ModelFacts()
-        self._paused = False
+        self._paused = self._asleep = False
         self._flights: dict[str, _Flight] = {}
         self._rids, self._tags = itertools.count(), itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -266,6 +270,14 @@ class ServerEngine(InferenceEngine):
     @abstractmethod
     async def _ask_continue(self, client: ServerClient) -> None:
         """Continue after a pause."""
+
+    @abstractmethod
+    async def _ask_sleep(self, client: ServerClient) -> None:
+        """Free the memory of weights and KV cache on a paused server."""
+
+    @abstractmethod
+    async def _ask_wake(self, client: ServerClient, part: SleepingPart) -> None:
+        """Allocate the memory of a part again, without its content."""
 
     @abstractmethod
     async def _end_swap(self, client: ServerClient) -> None:
@@ -400,7 +412,8 @@ class ServerEngine(InferenceEngine):
             if how is not None:
                 self._die(f"the {self.server} server ended ({how})")
             elif time.monotonic() - looked >= self._config.look_every_s:
-                is_held = self._swap_lock.locked() or (self._paused and not self.answers_in_pause)
+                is_stopped = self._paused or self._asleep
+                is_held = self._swap_lock.locked() or (is_stopped and not self.answers_in_pause)
                 if is_held or await self._is_alive(client):
                     heard = time.monotonic()
                 elif time.monotonic() - heard >= self._config.silent_s:
@@ -559,9 +572,10 @@ class ServerEngine(InferenceEngine):
             self._versions[tag] = incoming.policy_version
             began = time.monotonic()
             # a running server's cache can be of any weights, so the first swap flushes it
-            keep = self._lora is not None or (self._keep_kv and self._num_swaps > 0)
+            can_keep = self._keep_kv and self._num_swaps > 0 and not self._asleep
+            keep = self._lora is not None or can_keep
             await self._swap(
-                client, partial(transport.send, ready, tag, keep_kv=keep), keep_kv=keep
+                client, partial(self._send, client, transport, ready, tag, keep), keep_kv=keep
             )
             stall_s = time.monotonic() - began
             lost = 0 if keep else sum(f.num_tokens for f in self._flights.values())
@@ -590,12 +604,14 @@ class ServerEngine(InferenceEngine):
         pauses = self._adapters is None
         try:
             async with asyncio.timeout(self._config.update_s):
-                if pauses:
+                if pauses and not self._asleep:
                     await self._or_death(self._ask_pause(client, keep_kv=keep_kv))
                 self._num_swaps += 1
                 await self._or_death(send())
                 if pauses and not self._paused:
                     await self._or_death(self._ask_continue(client))
+                    self._open.set()
+                self._asleep = False
         except (InferenceFailure, TimeoutError, RuntimeError) as e:
             late = f"the server did not load them within {self._config.update_s:g} s"
             raise self._without_weights(str(e) or late) from e
@@ -609,6 +625,44 @@ class ServerEngine(InferenceEngine):
         if not self._paused:
             used = {self._adapter, *(f.adapter for f in self._flights.values())}
             await adapters.keep_only(used)
+
+    async def _send(
+        self,
+        client: ServerClient,
+        transport: WeightTransport | AdapterTransport,
+        ready: Any,
+        tag: str,
+        keep_kv: bool,
+    ) -> None:
+        """Send prepared weights to a paused server, and wake one that sleeps."""
+        if self._asleep:
+            await self._ask_wake(client, "weights")
+        await transport.send(ready, tag, keep_kv=keep_kv)
+        if self._asleep:
+            await self._ask_wake(client, "kv_cache")
+
+    async def sleep(self) -> None:
+        """Free the memory of weights and KV cache on the server's device.
+
+        Raises:
+            EngineDied: If the server does not do it.
+        """
+        client = self._ready()
+        async with self._swap_lock:
+            self._open.clear()
+            try:
+                async with asyncio.timeout(self._config.update_s):
+                    await self._or_death(self._ask_pause(client, keep_kv=False))
+                    await self._or_death(self._ask_sleep(client))
+            except (InferenceFailure, TimeoutError) as e:
+                late = f"no answer within {self._config.update_s:g} s"
+                self._die(f"the server did not release its memory: {first_line(str(e)) or late}")
+                raise self._died("sleep") from e
+            self._asleep = True
+
+    async def wake(self, policy_version: int) -> WeightSwap:
+        """Load weights, and allocate the memory for them; see :meth:`load_weights`."""
+        return await self.load_weights(policy_version)
 
     def _without_weights(self, why: str) -> EngineDied:
         self._die(f"new weights failed: {first_line(why)}")

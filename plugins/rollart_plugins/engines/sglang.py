@@ -23,7 +23,7 @@ from rollart_plugins.engines.server_adapters import (
 from rollart_plugins.engines.server_answers import Answer, Json
 from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
 from rollart_plugins.engines.server_client import ServerClient
-from rollart_plugins.engines.server_engine import ServerEngine, WeightTransport
+from rollart_plugins.engines.server_engine import ServerEngine, SleepingPart, WeightTransport
 from rollart_plugins.engines.server_process import launcher
 from rollart_plugins.engines.sglang_weights import SGLangTransport
 
@@ -53,6 +53,7 @@ class SGLangEngine(ServerEngine):
             # with overlap, a step in flight would assign its tokens to the next weights
             "disable_overlap_schedule": self._keep_kv,
             **self._adapter_options(),
+            "enable_memory_saver": self._sleeps and not on_cpu,
             **config.server_args,
             "host": "127.0.0.1",
             "port": port,
@@ -114,6 +115,12 @@ class SGLangEngine(ServerEngine):
                 "uses the overlap schedule, which would assign a token to the next weights: start "
                 "it with --disable-overlap-schedule, or use rollout.kv_on_swap: recompute"
             )
+        is_on_gpu = about.get("device") not in ("cpu", None)
+        if self._sleeps and is_on_gpu and not about.get("enable_memory_saver"):
+            return (
+                "cannot free its GPU's memory, which runtime.colocate needs: start it with "
+                "--enable-memory-saver"
+            )
         cache = about.get("max_total_num_tokens")
         if cache is not None and int(cache) < max_tokens:
             return f"has a KV cache of {cache} tokens, too small for a row of {max_tokens}"
@@ -152,6 +159,12 @@ class SGLangEngine(ServerEngine):
 
     async def _ask_continue(self, client: ServerClient) -> None:
         await client.post(dialect.CONTINUE)
+
+    async def _ask_sleep(self, client: ServerClient) -> None:
+        await client.post(dialect.RELEASE_MEMORY, {"tags": ["weights", "kv_cache"]}, limit_s=None)
+
+    async def _ask_wake(self, client: ServerClient, part: SleepingPart) -> None:
+        await client.post(dialect.RESUME_MEMORY, {"tags": [part]}, limit_s=None)
 
     async def _end_swap(self, client: ServerClient) -> None:
         with contextlib.suppress(EngineDied, InferenceFailure, TimeoutError):

@@ -32,7 +32,7 @@ from rollart_plugins.engines.server_adapters import NUM_ADAPTERS, AdapterTranspo
 from rollart_plugins.engines.server_answers import Answer, Json, odd_answer
 from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
 from rollart_plugins.engines.server_client import ServerClient, ServerRefusal
-from rollart_plugins.engines.server_engine import ServerEngine, WeightTransport
+from rollart_plugins.engines.server_engine import ServerEngine, SleepingPart, WeightTransport
 from rollart_plugins.engines.server_process import command_flags, launcher
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 SERVER: Final = "vLLM"
 GENERATE, ABORT = "/inference/v1/generate", "/abort_requests"
+SLEEP, WAKE = "/sleep?level=2&mode=keep", "/wake_up?tags="
 PAUSE, RESUME = "/pause?mode=keep&clear_cache=", "/resume"
 RPC, NAME_WEIGHTS, WEIGHTS = "/collective_rpc", "/update_weight_version", "/weight_info"
 VERSION, MODELS, METRICS, TOKENIZE = "/version", "/v1/models", "/metrics", "/tokenize"
@@ -88,6 +89,7 @@ class VllmEngine(ServerEngine):
             "tensor_parallel_size": config.tp_size,
             "seed": secrets.randbits(31),  # servers with one seed sample the same tokens
             "enforce_eager": self._is_on_cpu,
+            "enable_sleep_mode": self._sleeps and not self._is_on_cpu,
             "enable_prompt_tokens_details": True,
             "disable_uvicorn_access_log": True,
             **self._adapter_options(),
@@ -132,7 +134,8 @@ class VllmEngine(ServerEngine):
 
     async def _check(self, client: ServerClient) -> ServerFacts:
         version = await _version(client)
-        trouble = await _lacks(client) or await self._first_token(client)
+        sleep = ("/sleep", "/wake_up") if self._sleeps else ()
+        trouble = await _lacks(client, sleep) or await self._first_token(client)
         if trouble is None and self._process is None:
             trouble = await self._unsuitable(client)
         if trouble is not None:
@@ -177,6 +180,11 @@ class VllmEngine(ServerEngine):
             return (
                 f"returns {mode}, but training needs the logprobs of the sampled distribution: "
                 "start it with --logprobs-mode processed_logprobs"
+            )
+        if self._sleeps and not self._is_on_cpu and not model.get("enable_sleep_mode"):
+            return (
+                "cannot free its GPU's memory, which runtime.colocate needs: start it with "
+                "--enable-sleep-mode"
             )
         limit = int(models[0].get("max_model_len") or self._max_tokens)
         if limit < self._max_tokens:
@@ -252,6 +260,12 @@ class VllmEngine(ServerEngine):
 
     async def _ask_continue(self, client: ServerClient) -> None:
         await client.post(RESUME)
+
+    async def _ask_sleep(self, client: ServerClient) -> None:
+        await client.post(SLEEP, limit_s=None)
+
+    async def _ask_wake(self, client: ServerClient, part: SleepingPart) -> None:
+        await client.post(WAKE + part, limit_s=None)
 
     async def _end_swap(self, client: ServerClient) -> None:
         await client.post(RESUME)
@@ -432,10 +446,10 @@ async def _version(client: ServerClient) -> str:
         ) from e
 
 
-async def _lacks(client: ServerClient) -> str | None:
-    """Return which endpoints for weights are missing; a GET of the others is answered with 405."""
+async def _lacks(client: ServerClient, more: Sequence[str] = ()) -> str | None:
+    """Return which endpoints are missing; a GET of the others is answered with 405."""
     missing = []
-    for path in (*POSTED, WEIGHTS):
+    for path in (*POSTED, *more, WEIGHTS):
         try:
             await client.get(path)
         except ServerRefusal as e:
@@ -444,7 +458,7 @@ async def _lacks(client: ServerClient) -> str | None:
     if not missing:
         return None
     return (
-        f"lacks {', '.join(missing)}, which new weights need: use {TESTED}, and start it with "
+        f"lacks {', '.join(missing)}, which the run needs: use {TESTED}, and start it with "
         "VLLM_SERVER_DEV_MODE=1 in its environment"
     )
 

@@ -90,6 +90,10 @@ def test_several_ranks_may_train_adapters(resolve):
             "lora.sync: adapter: rollart/SGLang-v1 loads adapters beside a model that never",
         ),
         (
+            [*VLLM, "lora.sync=adapter", "mode=sync", "runtime.colocate=true"],
+            "lora.sync: adapter: a server that frees its memory in turns .* use merged",
+        ),
+        (
             [*VLLM, "lora.sync=adapter", "rollout.kv_on_swap=keep"],
             "rollout.kv_on_swap: keep has no effect with lora.sync: adapter on rollart/VLLM-v1",
         ),

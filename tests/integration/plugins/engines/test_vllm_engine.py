@@ -60,6 +60,9 @@ class VllmServer(OpenAIServer):
         self.adapters: dict[str, Path] = {}
         self.named: list[str | None] = []
         """The adapters of the turns."""
+        self.held = {"weights": True, "kv_cache": True}
+        """The parts of its memory, and whether it holds them."""
+        self.held_at_reload: dict[str, bool] = {}
         self.asked: list[str] = []
         """Paths of the requests that change something, in order."""
 
@@ -75,6 +78,8 @@ class VllmServer(OpenAIServer):
             "/pause": self._note,
             "/resume": self._note,
             "/abort_requests": self._note,
+            "/sleep": self._sleep,
+            "/wake_up": self._wake,
             "/collective_rpc": self._reload,
             "/update_weight_version": self._name,
             vllm.GENERATE: self._generate,
@@ -128,6 +133,17 @@ class VllmServer(OpenAIServer):
         self.asked.append(str(request.rel_url))
         return web.json_response({})
 
+    async def _sleep(self, request: web.Request) -> web.Response:
+        if self.reload == "stays":
+            return web.json_response({"error": {"message": "no memory pool"}}, status=500)
+        if request.query["level"] == "2":
+            self.held = dict.fromkeys(self.held, False)
+        return await self._note(request)
+
+    async def _wake(self, request: web.Request) -> web.Response:
+        self.held[request.query["tags"]] = True
+        return await self._note(request)
+
     async def _name(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
         self.weights = (await request.json())["new_version"]
@@ -135,6 +151,7 @@ class VllmServer(OpenAIServer):
 
     async def _reload(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
+        self.held_at_reload = dict(self.held)
         if self.reload == "rejects":
             return web.json_response({"error": {"message": "no such layer"}}, status=500)
         if self.reload == "hangs":
@@ -260,6 +277,57 @@ def test_a_kept_cache_is_cleared_by_the_first_swap_only(
     kept = ["/pause?mode=keep&clear_cache=false", *SWAP[1:]]
     assert server.asked == [*SWAP, *kept]
     assert result.spans == (TokenSpan(0, 5, 8, "kept"),)  # of its prompt, a token was cached
+
+
+def test_a_sleeping_server_frees_its_memory_and_gets_it_back_around_the_new_weights(
+    server: VllmServer, model: str, channel: FakeWeightChannel
+) -> None:
+    server.model_config["enable_sleep_mode"] = True
+
+    async def main() -> GenerateResult:
+        async with engine_at(server, model, channel, sleeps=True) as engine:
+            await engine.load_weights(7)
+            await engine.sleep()
+            assert server.held == {"weights": False, "kv_cache": False}
+            late = asyncio.ensure_future(engine.generate(asked("a")))
+            await engine.wake(8)
+            assert server.held_at_reload == {"weights": True, "kv_cache": False}
+            assert server.held == {"weights": True, "kv_cache": True}
+            return await late
+
+    assert asyncio.run(main()).spans == (TokenSpan(0, 5, 8),)
+    sleep = ["/pause?mode=keep&clear_cache=true", "/sleep?level=2&mode=keep"]
+    load = ["/collective_rpc", "/update_weight_version"]
+    wake = ["/wake_up?tags=weights", *load, "/wake_up?tags=kv_cache", "/resume"]
+    assert server.asked == [*SWAP, *sleep, *wake]
+
+
+def test_a_server_that_does_not_free_its_memory_is_dead(
+    server: VllmServer, model: str, channel: FakeWeightChannel
+) -> None:
+    server.model_config["enable_sleep_mode"] = True
+    server.reload = "stays"
+
+    async def main() -> None:
+        async with engine_at(server, model, channel, sleeps=True) as engine:
+            with pytest.raises(EngineDied, match=r"did not release its memory: .*no memory pool"):
+                await engine.sleep()
+            with pytest.raises(EngineDied):
+                await engine.generate(asked("a"))
+
+    asyncio.run(main())
+
+
+def test_a_server_that_cannot_sleep_is_refused(server: VllmServer, model: str) -> None:
+    async def main() -> None:
+        async with engine_at(server, model, sleeps=True):
+            pass
+
+    with pytest.raises(ConfigError, match=r"runtime.colocate needs: start it with --enable-sleep"):
+        asyncio.run(main())
+    server.missing = {"/sleep"}
+    with pytest.raises(ConfigError, match=r"\(version 0.32.0\) lacks /sleep, which the run needs"):
+        asyncio.run(main())
 
 
 def test_a_server_on_a_cpu_gets_a_tied_head_too(
