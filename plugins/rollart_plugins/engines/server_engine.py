@@ -152,6 +152,8 @@ class ServerEngine(InferenceEngine):
     _adapters: AdapterTransport | None = None
     """The transport, if it is of adapters."""
     _watching: asyncio.Task[None] | None = None
+    _paused = False
+    _asleep = False
 
     def __init__(
         self,
@@ -208,7 +210,6 @@ class ServerEngine(InferenceEngine):
         self._tag = ""  # of the weights in use; with adapters, of the base model
         self._lora, self._adapter = lora, ""
         self._facts = ModelFacts()
-        self._paused = self._asleep = False
         self._flights: dict[str, _Flight] = {}
         self._rids, self._tags = itertools.count(), itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
