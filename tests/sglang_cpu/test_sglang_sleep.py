@@ -28,6 +28,8 @@ from support.whole_runs import merged, run
 from rollart_core.errors import EngineDied
 from rollart_plugins.engines import sglang_dialect as dialect
 from rollart_plugins.engines.sglang import SGLangEngine
+from rollart_plugins.weights.delta import DeltaChannel
+from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1200)]
 
@@ -49,15 +51,15 @@ ENGINE = {
 }
 
 
-@pytest.mark.parametrize("transport", ["tensor", "disk"])
+@pytest.mark.parametrize("kind", [SharedMemoryChannel, DeltaChannel])  # by files, in requests
 def test_a_server_sleeps_wakes_with_the_new_weights_and_may_die_in_its_sleep(
-    tmp_path, monkeypatch, transport
+    tmp_path, monkeypatch, kind
 ):
     model = make_model(tmp_path / "m")
     versions = Versions(model, 3, same_kv=False)
 
     async def main():
-        async with channel_of(tmp_path, versions) as channel:
+        async with channel_of(tmp_path / "w", versions, kind) as channel:
             engine = SGLangEngine(
                 model_path=model,
                 device="cpu",
@@ -65,7 +67,6 @@ def test_a_server_sleeps_wakes_with_the_new_weights_and_may_die_in_its_sleep(
                 command=command(),
                 server_args=SERVER_ARGS,
                 channel=channel,
-                weight_transport=transport,
                 sleeps=True,
             )
             try:
@@ -93,6 +94,7 @@ def test_a_server_sleeps_wakes_with_the_new_weights_and_may_die_in_its_sleep(
     asyncio.run(main())
 
 
+@pytest.mark.nightly
 def test_a_run_gives_the_device_to_server_and_trainer_in_turns(tmp_path, monkeypatch):
     order = DeviceOrder(monkeypatch)
     report = run(

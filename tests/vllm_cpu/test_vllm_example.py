@@ -22,6 +22,7 @@ SHORT = (
 )
 
 
+@pytest.mark.nightly
 def test_the_example_trains_through_its_two_servers(repo_root, tmp_path):
     assert command()[1].endswith("tests/vllm_cpu/serve_vllm.py")
     argv = [str(Path(sys.executable).parent / "rollart"), "run", "examples/vllm.yaml", "--json"]

@@ -77,6 +77,7 @@ def test_a_server_sleeps_wakes_with_the_new_weights_and_may_die_in_its_sleep(tmp
     asyncio.run(main())
 
 
+@pytest.mark.nightly
 def test_a_run_gives_the_device_to_server_and_trainer_in_turns(tmp_path, monkeypatch):
     order = DeviceOrder(monkeypatch)
     report = run(
