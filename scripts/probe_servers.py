@@ -301,7 +301,9 @@ See what the CPU builds of the inference servers answer, and which features Roll
 
 Each cell is the answer of a real server on a CPU, on {date}, with a small Qwen3 model in float32. A
 number is the HTTP status of a refusal. Servers on GPUs can answer differently. SGLang 0.5.23 with
-`--enable-lora` ends at its start on a CPU, because it needs pinned memory.
+`--enable-lora` ends at its start on a CPU, because it needs pinned memory. A launch script that
+ignores requests for pinned memory makes its LoRA adapters work on a CPU (`make test-sglang`), like
+those of vLLM (`make test-vllm`).
 
 {chr(10).join(lines)}
 

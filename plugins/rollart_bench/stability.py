@@ -12,7 +12,7 @@ tasks, with several sampled episodes each.
     reinforce++   the same
 
 The short form instead injects faults into runs on a bandit, from batch :data:`FIRST` on (see
-:class:`Faulty`): gradients that are not finite, inverted rewards, a tenfold learning rate. The
+:class:`Faulty`): gradients that are not finite, inverted rewards, a learning rate times 100. The
 guard must undo harmful faults (success falls by half), and the run must end above its start.
 
 Takes: options, see :func:`run`. Gives: a row for each arm and seed. Never: hides a run that
@@ -74,8 +74,8 @@ BANDIT: Final[Mapping[str, object]] = {
 
 FIRST = 30
 """The first batch with the fault, counted from 0."""
-TIMES = 10.0
-"""Factor of the learning rate in :class:`TenfoldRate`."""
+TIMES = 100.0
+"""Factor of the learning rate in :class:`HighRate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,12 +318,12 @@ def _short(asked: Options) -> Iterator[dict[str, object]]:
 def faulty_run(folder: Path, fault: type[Faulty], seed: int = 0) -> dict[str, Any]:
     """Return the config of a run on the bandit with a fault, and with the guard."""
     return bandit.merged(
-        bandit.run_config("stability", folder, fault.game),
+        bandit.run_config("stability", folder, {"arms": 2, "turns": 2}),
         {
             **bandit.short_run(),
             "seed": seed,
             "algorithm": {"id": f"{fault.__module__}:{fault.__name__}"},
-            "trainer": {"lr": fault.lr},
+            "trainer": {"lr": 2e-3},
             "guard": "on",
             "checkpoint": {"every_batches": 4},
             "evaluation": {"split": "test", "tasks": 128, "greedy": False},
@@ -362,9 +362,6 @@ class Faulty(Algorithm):
     """GRPO that counts batches."""
 
     faulty: ClassVar[Container[int]] = range(FIRST, FIRST + 2)
-    game: ClassVar[Mapping[str, object]] = {"arms": 2, "turns": 2}
-    """Options of the bandit for this fault."""
-    lr: ClassVar[float] = 2e-3
     min_group_size: ClassVar[int] = 2
 
     def __init__(self) -> None:
@@ -415,16 +412,14 @@ class InvertedRewards(Faulty):
         return [-row for row in rows] if self.is_faulty else rows
 
 
-class TenfoldRate(Faulty):
+class HighRate(Faulty):
     """The learning rate is :data:`TIMES` its configured value for five updates.
 
-    Without a guard, such a run on four contexts fell from 0.84 to 0.45 (means of 4 batches) and did
-    not recover in 20 batches. On one context, or at a third of its rate, the fault does no harm.
+    Without the guard, success falls to 0 within ten batches and stays there for at least 20. At 10
+    or 30 times, the fault does little or no harm.
     """
 
     faulty = range(FIRST, FIRST + 5)
-    game: ClassVar[Mapping[str, object]] = {"arms": 4, "signs": 4}
-    lr = 6e-3
 
     def loss(
         self, trainer_logprobs: torch.Tensor, batch: LossBatch
@@ -455,5 +450,5 @@ def _multiply_rate(factor: float) -> None:
 FAULTS: dict[str, type[Faulty]] = {
     "2 batches without finite gradients": NotFinite,
     "10 batches with inverted rewards": InvertedRewards,
-    "5 updates at 10 times the learning rate": TenfoldRate,
+    "5 updates at 100 times the learning rate": HighRate,
 }

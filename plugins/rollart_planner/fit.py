@@ -14,11 +14,11 @@ from rollart_core.contracts.hardware import Demand, ModelShape, Pool, Role
 from rollart_planner.cluster import filled
 from rollart_planner.devices import CPU, SERVERLESS
 from rollart_planner.roofline import (
-    TRAIN_BYTES_PER_PARAM,
     TurnTime,
     engine_model,
     engine_pool,
     max_batch,
+    training_bytes,
     training_fits,
     training_s,
     turn_time,
@@ -251,10 +251,11 @@ def _trainer_pools(pools: Sequence[Pool], model: ModelShape, demand: Demand) -> 
             f"the trainer needs {num_ranks} devices of one pool, but {have}; "
             "lower runtime.num_trainer_ranks, or add devices"
         )
-    if fitting := [pool for pool in enough if training_fits(model, pool, num_ranks)]:
+    trained = demand.num_trained_params
+    if fitting := [pool for pool in enough if training_fits(model, pool, num_ranks, trained)]:
         return fitting
     most = max(pool.memory_bytes for pool in enough)
-    needed = model.num_params * TRAIN_BYTES_PER_PARAM
+    needed = training_bytes(model, trained)
     raise ValueError(
         f"training {model.num_params:,} parameters needs {needed / 1e9:,.1f} GB, but {num_ranks} "
         f"rank(s) have at most {most / 1e9:g} GB: set runtime.num_trainer_ranks to "

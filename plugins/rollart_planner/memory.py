@@ -17,14 +17,18 @@
         float32 the logits, their logarithms, their probabilities, and the products of both; if
         T > C the gradient of the head too, 4 V h, which is summed over chunks. Every token of the
         microbatch may be sampled
-    the host memory of a machine whose ranks have devices, the larger of
+        with ``runtime.colocate`` what the sleeping engine keeps; with LoRA of A parameters in
+        place of gradients and moments 4 A / N and 8 A / N
+    the host memory of a machine whose ranks have devices, with ``runtime.colocate`` a copy of
+    weights and moments (and so of the reference), and the larger of
         loading  4 P for a single rank; several ranks each read their shards row by row: at most
         their rows of the largest tensor, the embedding, 4 V h / N
         exporting  b P, on the machine of rank 0
     /dev/shm of each machine with engines (see :mod:`rollart_planner.publication`)
         W for each version that is kept there; none if weights go from device to device
     an engine over t devices
-        weights W / t, and K / t for each token in the cache (see :mod:`rollart_planner.roofline`)
+        weights W / t, and K / t for each token in the cache (see :mod:`rollart_planner.roofline`);
+        with ``runtime.colocate`` what the offloaded trainer keeps
 
 Takes: a model's shape, numbers of a run, pools; or a resolved run, with the placement of its
 mapper. Gives: bytes by purpose, and a verdict for each kind of worker and pool. Never: measures
@@ -48,6 +52,11 @@ from rollart_planner.fit import is_cpu
 from rollart_planner.publication import shm_bytes
 from rollart_planner.roofline import KV_SHARE, engine_model
 
+ASLEEP_BYTES = 3 * GB
+"""An assumption, not measured: what a sleeping engine keeps on each device (CUDA context, captured
+graphs, NCCL, workspaces)."""
+OFFLOADED_BYTES = 1 * GB
+"""An assumption, not measured: what an offloaded trainer rank keeps (CUDA context, workspaces)."""
 TRAIN_SHARE = 0.9
 """Share of a device's memory that a rank may use; the rest is for CUDA, NCCL and fragmentation."""
 CHUNK_BYTES = 2**28
@@ -73,6 +82,10 @@ class TrainingNumbers:
     """Models of the policy's size that are not trained, such as the reference model."""
     num_critics: int = 0
     """Additional models of the policy's size that are trained."""
+    num_trained_params: int = 0
+    """Parameters of adapters, if only they are trained. 0: all parameters are trained."""
+    colocates: bool = False
+    """Whether an engine sleeps on each device meanwhile."""
     bounds_steps: bool = False
     """Whether parameters and moments are copied before each step (``trainer.max_kl``)."""
 
@@ -103,15 +116,18 @@ class MemoryVerdict:
 def rank_bytes(model: ModelShape, run: TrainingNumbers) -> dict[str, float]:
     """Return the peak memory of a trainer rank by purpose; see the module docstring."""
     shard = model.num_params / run.num_ranks
+    adapters = run.num_trained_params / run.num_ranks
+    policy, trained = (shard + adapters, adapters) if adapters else (shard, shard)
     found = {
-        "weights": 4 * shard * (1 + run.num_critics),
-        "gradients": 4 * shard * (1 + run.num_critics),
-        "Adam's moments": 8 * shard * (1 + run.num_critics),
-        "copy before a step": 12 * shard * run.bounds_steps,
-        "reference": 4 * shard * run.num_references,
+        "weights": 4 * (policy + shard * run.num_critics),
+        "gradients": 4 * (trained + shard * run.num_critics),
+        "Adam's moments": 8 * (trained + shard * run.num_critics),
+        "copy before a step": 12 * trained * run.bounds_steps,
+        "reference": 4 * trained * run.num_references,
         "gathered": _gathered(model, run),
         "activations": _activations(model, run),
         "logits": _logits(model, run),
+        "sleeping engine": ASLEEP_BYTES * run.colocates,
     }
     return {name: num_bytes for name, num_bytes in found.items() if num_bytes}
 
@@ -182,6 +198,7 @@ def engine_verdict(
     devices: int,
     rows: Mapping[str, tuple[float, Workload]],
     longest: int,
+    others_bytes: float = 0.0,
 ) -> MemoryVerdict:
     """Return whether engines fit, and whether the episodes that they hold concurrently fit.
 
@@ -192,25 +209,28 @@ def engine_verdict(
         devices: Devices per engine.
         rows: Env -> concurrent episodes on all of these engines, and the workload of each.
         longest: Tokens of the longest row that the run allows.
+        others_bytes: Bytes of each device that an offloaded trainer keeps.
     """
     split = engine_model(model, devices)
     per_token = split.kv_bytes_per_token / devices
     weights, have = model.weight_bytes / devices, KV_SHARE * pool.memory_bytes
     tokens = sum(num * held_tokens(load) for num, load in rows.values()) / max(1, num_engines)
     needed = {"weights": weights, "KV cache": tokens * per_token}
+    if others_bytes:
+        needed["offloaded trainer"] = others_bytes
     verdict = MemoryVerdict("engine", pool.name, num_engines, needed, have)
-    if not have or weights + tokens * per_token <= have:
+    if not have or verdict.needed_bytes <= have:
         return verdict
-    free_bytes = have - weights
+    free_bytes = have - weights - others_bytes
     if free_bytes < longest * per_token:
-        least = _least(lambda n: _holds(model, have, n, longest), devices)
+        least = _least(lambda n: _holds(model, have - others_bytes, n, longest), devices)
         ways = [f"use {least} devices per engine (engine.tp_size)"] if least else []
         ways += ["lower rollout.max_context_tokens"] if free_bytes > 0 else []
         ways.append("use devices with more memory")
         says = (
             f"an engine over {devices} device(s) needs {weights / GB:.1f} GB of weights each and "
-            f"{longest * per_token / GB:.1f} GB of its longest row, but can use {have / GB:.1f} GB "
-            f"of a device of {pool.name}: {', or '.join(ways)}"
+            f"{longest * per_token / GB:.1f} GB of its longest row, but can use "
+            f"{(have - others_bytes) / GB:.1f} GB of a device of {pool.name}: {', or '.join(ways)}"
         )
         return MemoryVerdict("engine", pool.name, num_engines, needed, have, says, fits=False)
     says = (
@@ -222,7 +242,12 @@ def engine_verdict(
 
 
 def machine_verdict(
-    model: ModelShape, pool: Pool, num_ranks: int, *, on_host: bool = False
+    model: ModelShape,
+    pool: Pool,
+    num_ranks: int,
+    *,
+    on_host: bool = False,
+    offloaded_bytes: float = 0.0,
 ) -> MemoryVerdict | None:
     """Return whether a machine's host memory holds the data of its ranks; None if unknown.
 
@@ -231,11 +256,14 @@ def machine_verdict(
         pool: The pool of the ranks.
         num_ranks: The number of ranks.
         on_host: Whether ranks also keep their shards there, because their devices have no memory.
+        offloaded_bytes: Bytes of each rank's host copies (``runtime.colocate``).
     """
     if not pool.host_memory_bytes:
         return None
     there = min(num_ranks, pool.per_node or pool.count)
     needed, have = _host_bytes(model, num_ranks, there, on_host), float(pool.host_memory_bytes)
+    if offloaded_bytes:
+        needed["offloaded trainer"] = there * offloaded_bytes
     count, total = -(-num_ranks // there), sum(needed.values())
     if total <= have:
         return MemoryVerdict("machine", pool.name, count, needed, have)
@@ -285,6 +313,11 @@ def _host_bytes(model: ModelShape, num_ranks: int, there: int, on_host: bool) ->
     return {**kept, name: most}
 
 
+def _offloaded_bytes(rank: Mapping[str, float]) -> float:
+    """Return the host memory for the tensors that a rank keeps between two batches."""
+    return sum(rank.get(name, 0.0) for name in ("weights", "Adam's moments", "reference"))
+
+
 def _holds(model: ModelShape, have: float, devices: int, longest: int) -> bool:
     if model.num_heads % devices:
         return False
@@ -322,7 +355,13 @@ def verdicts(
     numbers = training_numbers(run, demand)
     on_host = is_cpu(trainer)
     found = [] if on_host else [trainer_verdict(model, trainer, numbers)]
-    machine = machine_verdict(model, trainer, demand.num_trainer_ranks, on_host=on_host)
+    machine = machine_verdict(
+        model,
+        trainer,
+        demand.num_trainer_ranks,
+        on_host=on_host,
+        offloaded_bytes=_offloaded_bytes(rank_bytes(model, numbers)) * demand.colocates,
+    )
     found += [machine] if machine is not None else []
     for name, num in _engines(run, placement).items():
         machines = _machines(by_name[name], num * demand.engine_devices)
@@ -339,6 +378,7 @@ def verdicts(
                 devices=demand.engine_devices,
                 rows=rows,
                 longest=run.config.rollout.max_context_tokens,
+                others_bytes=OFFLOADED_BYTES * demand.colocates,
             )
         )
     return found
@@ -355,6 +395,8 @@ def training_numbers(run: ResolvedRun, demand: Demand) -> TrainingNumbers:
         recomputes=config.trainer.activation_checkpointing,
         bytes_per_value=2.0 if in_bfloat16 else 4.0,
         num_references=demand.num_references,
+        num_trained_params=demand.num_trained_params,
+        colocates=demand.colocates,
         bounds_steps=config.trainer.max_kl is not None,
         num_critics=int(config.critic is not None and config.critic.backbone == "own"),
     )

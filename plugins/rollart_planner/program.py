@@ -137,7 +137,8 @@ class Program:
                 else:
                     used |= cores
             if self._takes_turns(name):
-                busy[RATE] = fit.training_s(name) / group * self.unit
+                if not fit.demand.colocates:  # else batches alternate: see `batch_rate`
+                    busy[RATE] = fit.training_s(name) / group * self.unit
             elif name in fit.trainer_pools:
                 used[trainer_key(name)] = float(fit.demand.num_trainer_ranks)
             self._row(BUSY, name, {**busy, engines_key(name): -1.0}, -np.inf, 0.0)
@@ -169,7 +170,13 @@ class Program:
             self._row(REWARDS, pool, used, -np.inf, 0.0)
 
     def _takes_turns(self, pool: str) -> bool:
-        """Whether the fixed placement has trainer and engines on the same few devices."""
+        """Whether trainer and engines use the devices of a pool in turns.
+
+        They do if the run says so, or if a fixed placement has both on the same few devices.
+        """
+        if self.fit.demand.colocates:
+            trainer = self.fixed.trainer if self.fixed else self.fit.trainer_pools[0]
+            return trainer == pool
         placed, ranks = self.fixed, self.fit.demand.num_trainer_ranks
         return placed is not None and placed.trainer == pool and self.fit.pools[pool].count <= ranks
 

@@ -173,7 +173,16 @@ def training_s(
     return (3 + recomputes + num_references) * forward / (own or pool.flops_per_s)
 
 
-def training_fits(model: ModelShape, pool: Pool, num_ranks: int) -> bool:
+def training_bytes(model: ModelShape, num_trained_params: int = 0) -> float:
+    """Return the bytes of weights, gradients and optimizer state; of trained parameters if set."""
+    trained = num_trained_params or model.num_params
+    frozen = model.num_params if num_trained_params else 0
+    return 4.0 * frozen + TRAIN_BYTES_PER_PARAM * trained
+
+
+def training_fits(
+    model: ModelShape, pool: Pool, num_ranks: int, num_trained_params: int = 0
+) -> bool:
     """Return whether weights, gradients and optimizer state fit on ``num_ranks`` devices."""
-    needed = model.num_params * TRAIN_BYTES_PER_PARAM / num_ranks
+    needed = training_bytes(model, num_trained_params) / num_ranks
     return not pool.memory_bytes or needed <= pool.memory_bytes

@@ -52,6 +52,27 @@ def fastest(workloads: Mapping[str, Workload], pools: Sequence[Pool], demand: De
         UserError: If scipy is not installed.
     """
     found = fit(workloads, pools, demand)
+    if demand.colocates:
+        return max(map(_fastest, _on_one_pool(found)), key=_rate)
+    return _fastest(found)
+
+
+def _on_one_pool(found: Fit) -> list[Fit]:
+    """Return the ways to run trainer and engines on the same pool, for each such pool."""
+    pools = [p for p in found.trainer_pools if any(way.pool == p for way in found.ways)]
+    if not pools:
+        raise ValueError(
+            "runtime.colocate needs a pool that may run both trainer and engines: add engines and "
+            "trainer to the roles of one"
+        )
+    return [
+        replace(found, trainer_pools=(pool,), ways=tuple(w for w in found.ways if w.pool == pool))
+        for pool in pools
+    ]
+
+
+def _fastest(found: Fit) -> Placement:
+    workloads, pools, demand = found.workloads, list(found.pools.values()), found.demand
     solution = _solved(found)
     best = _placement(found, solution)
     if EPISODES not in solution.gains:
@@ -88,7 +109,8 @@ def best_value(
     found = fit(workloads, pools, demand)
     if not any(pool.price_per_hour for pool in found.pools.values()):
         raise ValueError("no pool has a price: set price_per_hour in the cluster file")
-    return _placement(found, Optimum(Program(found)).best_value())
+    fits = _on_one_pool(found) if demand.colocates else [found]
+    return max((_placement(one, Optimum(Program(one)).best_value()) for one in fits), key=_rate)
 
 
 def expect(
@@ -217,7 +239,10 @@ def _with_batches(
     free = min(steady, limited(replace(version, trainer_s=0.0, stall_s=0.0))[0])
     if rate >= steady * (1 - FEW):
         return min(steady, rate), "", version, free
-    return rate, BATCH_LIMITS[limit], version, free
+    said = BATCH_LIMITS[limit]
+    if demand.colocates:
+        said = said.partition(" (")[0] + " (trainer and engines take turns)"
+    return rate, said, version, free
 
 
 def _price(found: Fit, solution: Solution) -> float:
@@ -320,9 +345,8 @@ def _trainer_sentence(fit: Fit, placement: Placement) -> str:
     ranks, pool = fit.demand.num_trainer_ranks, placement.trainer
     rate = ranks / fit.training_s(pool)
     devices = "a device" if ranks == 1 else f"{ranks} devices"
-    return (
-        f"{TRAINER_REASON} has {devices} of {pool} to itself, enough for {rate:.3g} trajectories/s"
-    )
+    share = "in turns with the engines" if fit.demand.colocates else "to itself"
+    return f"{TRAINER_REASON} has {devices} of {pool} {share}, enough for {rate:.3g} trajectories/s"
 
 
 STEPS = 40

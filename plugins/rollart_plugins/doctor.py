@@ -240,14 +240,15 @@ def ask_for_facts(runs_dir: str, servers: Mapping[str, str]) -> Callable[[], dic
         probe = "import torch; print(torch.version.cuda or '', torch.cuda.is_available())"
         query = "--query-gpu=name,memory.total,memory.used,driver_version"
         smi = ("nvidia-smi", query, "--format=csv,noheader,nounits")
-        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return {
             "gpus": output(*smi) if shutil.which(smi[0]) else "",
             "cuda": output(sys.executable, "-c", probe) if versions["torch"] != "none" else "",
             "versions": versions,
             "shm_free": free("/dev/shm"),
             "disk_free": free(os.path.abspath(runs_dir)),
-            "memory_free": memory,
+            "memory_free": os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            "links": output(smi[0], "topo", "-m") if shutil.which(smi[0]) else "",
+            "locked_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
             "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "cores": os.cpu_count() or 1,
             "servers": installed,
@@ -265,6 +266,18 @@ def gpus_of(text: str) -> list[Gpu]:
     return found
 
 
+def slow_pairs(text: str) -> list[str]:
+    """Return the pairs of GPUs without NVLink in the output of ``nvidia-smi topo -m``."""
+    cells = [line.split() for line in text.splitlines() if line.strip().startswith("GPU")]
+    rows = [row for row in cells if "X" in row]  # without the header
+    return [
+        f"GPU {i} and GPU {j} ({row[j + 1]})"
+        for i, row in enumerate(rows)
+        for j in range(i + 1, len(rows))
+        if not row[j + 1].startswith("NV")
+    ]
+
+
 def findings_of(facts: Mapping[str, Any], num_params: int, *, on_gpu: bool) -> Iterator[Finding]:
     """Yield the findings about one machine.
 
@@ -274,6 +287,8 @@ def findings_of(facts: Mapping[str, Any], num_params: int, *, on_gpu: bool) -> I
         on_gpu: Whether the run requires GPUs.
     """
     yield from _gpu_findings(facts["gpus"], facts["cuda"], on_gpu=on_gpu)
+    if facts["gpus"] and not facts["gpus"].startswith("error"):
+        yield from _link_findings(facts["links"], facts["locked_bytes"])
     for name, version in facts["servers"].items():
         is_there = not version.startswith("error")
         says = f"{version} (tested with {TESTED[name]})" if is_there else "is not installed"
@@ -320,6 +335,20 @@ def _gpu_findings(gpus: str, cuda: str, *, on_gpu: bool) -> Iterator[Finding]:
         says = f"{gpu.name}, {gpu.used_bytes / _GB:.3g} of {gpu.total_bytes / _GB:.3g} GB used"
         mend = "end the processes that use it (nvidia-smi lists them)"
         yield Finding(f"GPU {index}", "ok" if is_free else "bad", says, _unless(is_free, mend))
+
+
+def _link_findings(links: str, locked_bytes: int) -> Iterator[Finding]:
+    """Yield what slows the transfers between GPUs and between machines."""
+    if slow := slow_pairs(links):
+        says = f"no NVLink between {slow[0]}" + (f", and {len(slow) - 1} more" * (len(slow) > 1))
+        mend = "nothing if this is expected; put the GPUs of one engine or trainer on linked ones"
+        yield Finding("links", "warn", says, mend)
+    elif "NV" in links:
+        yield Finding("links", "ok", "NVLink between all GPUs")
+    unlimited = locked_bytes < 0
+    says = "unlimited" if unlimited else f"at most {locked_bytes / _GB:.3g} GB"
+    mend = "ulimit -l unlimited, in the shell that starts the node, if NCCL uses InfiniBand"
+    yield Finding("locked memory", "ok" if unlimited else "warn", says, _unless(unlimited, mend))
 
 
 def _versions(facts: Mapping[str, Mapping[str, Any]]) -> list[Diagnosis]:

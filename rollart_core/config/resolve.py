@@ -29,6 +29,7 @@ from rollart_core.config.training import AuxiliaryModels
 from rollart_core.config.validation.consistency import replaced_everywhere, success_problems
 from rollart_core.config.validation.plugins import (
     algorithm_problems,
+    colocation_problems,
     devices_of,
     engine_problems,
     learning_problems,
@@ -324,6 +325,7 @@ def resolve_all(
         teacher=teacher,
         engines=tuple(map(_class, config.engines, engines)),
     )
+    problems += colocation_problems(config, run.engine, run.weights.spec) if trains else ()
     return Resolution(config, envs, engine, mapper, run, problems)
 
 

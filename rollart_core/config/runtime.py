@@ -35,6 +35,10 @@ class InlineRuntime(Section):
     """Number of inference engines, each in its own process."""
     num_trainer_ranks: Processes = 1
     """Number of trainer processes that share parameters and work. On CUDA each uses one device."""
+    colocate: bool = False
+    """Whether trainer and engines use the same devices in turns. While one of them works, the other
+    frees its memory. Requires ``mode: sync``, and one trainer rank for each device of the
+    engines."""
     env_processes: Annotated[int, Field(ge=0, le=10_000)] = 1
     """Number of processes for environments. 0 runs environments in threads of the controller's
     process. Increase it for CPU-heavy environments."""

@@ -230,8 +230,8 @@ class LoRA(Section):
     set, all have one."""
     sync: Literal["merged", "adapter"] = "merged"
     """What engines receive. ``merged``: whole weights, with the adapters merged. ``adapter``: only
-    the adapters, which an engine that supports it (``embedded``) merges into its own copy of the
-    base. This sends far less data."""
+    the adapters, which the embedded engine merges into its own copy of the base, and which SGLang
+    and vLLM load as LoRA adapters. This sends far less data."""
 
     @model_validator(mode="after")
     def _adapts_something(self) -> LoRA:

@@ -168,6 +168,11 @@ class Demand:
     """Maximum staleness of a trained sample, in versions. 0: training and generation alternate."""
     longest: float = 1.0
     """The duration of the longest trajectory of a batch, relative to the mean."""
+    colocates: bool = False
+    """Whether trainer and engines use the same devices in turns. The other side's memory is free
+    meanwhile."""
+    num_trained_params: int = 0
+    """Parameters that the trainer updates (adapters). 0: all."""
     shm_copies: int = 0
     """Versions of the weights that are kept in ``/dev/shm`` of a machine. 0: weights are sent from
     device to device."""

@@ -2,6 +2,7 @@
 
 The lifecycle is ``start -> (generate | load_weights | pause | resume | abort | release)* ->
 close``, all on one asyncio loop. ``generate`` calls run concurrently and the engine batches them.
+Between ``sleep`` and ``wake``, an engine only answers ``stats`` and ``close``.
 """
 
 from __future__ import annotations
@@ -40,8 +41,15 @@ class InferenceEngineSpec(PluginSpec):
     merges_adapters: bool = False
     """Whether it receives LoRA adapters from the weight channel and merges them into its initial
     model (``lora.sync: adapter``). Otherwise it receives full weights."""
+    serves_adapters: bool = False
+    """Whether it loads LoRA adapters beside its unchanged initial model (``lora.sync: adapter``).
+    Its constructor then receives ``lora``, the section of the config. A turn ends with the adapter
+    that it began with."""
     scores: bool = False
     """Whether it implements :meth:`InferenceEngine.score`, which a teacher needs."""
+    sleeps: bool = False
+    """Whether it implements :meth:`InferenceEngine.sleep` and ``wake``, which ``runtime.colocate``
+    needs. Its constructor receives ``sleeps`` if the run uses them."""
     devices_option: str | None = None
     """The option with the number of accelerators that one engine takes on one machine. None means
     one."""
@@ -241,6 +249,27 @@ class InferenceEngine(ABC):
     @abstractmethod
     async def resume(self) -> None:
         """Continue after ``pause``."""
+
+    async def sleep(self) -> None:
+        """Release the device's memory: the weights and the KV cache are lost.
+
+        Optional. An engine that implements it sets ``sleeps`` in its spec. No request is in flight.
+
+        Raises:
+            InferenceFailure: If the memory is not released, or the engine does not implement it.
+        """
+        raise InferenceFailure(f"{type(self).__name__} cannot sleep", boundary="engine.sleep")
+
+    async def wake(self, policy_version: int) -> WeightSwap:
+        """Allocate the memory again after ``sleep``, with the weights of a version.
+
+        The weights are loaded before the memory of the KV cache is allocated.
+
+        Raises:
+            LookupError: As in :meth:`load_weights`.
+            InferenceFailure: If that fails, or the engine does not implement it.
+        """
+        raise InferenceFailure(f"{type(self).__name__} cannot wake", boundary="engine.wake")
 
     @abstractmethod
     async def abort(self, request_ids: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ imports torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -37,6 +37,32 @@ class Publication:
     publish_s: float
     moved_bytes: int | None = None
     """Bytes that the channel transfers for them. None means ``num_bytes``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """A broadcast from the trainer, which the processes of an inference server receive.
+
+    They join a process group as torch's ``init_process_group`` does, and receive one block of bytes
+    per bucket: its tensors one after the other, without gaps.
+    """
+
+    policy_version: int
+    group: str
+    """Name of the process group. The group of an earlier broadcast is used again."""
+    host: str
+    port: int
+    """Address of the group's store."""
+    backend: str
+    first_rank: int
+    """The ranks of the server are consecutive. The trainer has rank 0."""
+    num_ranks: int
+    """Size of the group."""
+    buckets: Sequence[Sequence[tuple[str, str, tuple[int, ...]]]]
+    """Name, dtype and shape of the tensors in each block."""
+    rest: Callable[[int], Iterable[tuple[str, torch.Tensor]]]
+    """Returns the tensors from a bucket on, over a connection of this process. Raises as
+    :meth:`WeightChannel.fetch`."""
 
 
 class WeightChannel(ABC):
@@ -78,6 +104,18 @@ class WeightChannel(ABC):
 
         Raises:
             LookupError: If the channel does not have that version.
+        """
+        return None
+
+    def broadcast(self, policy_version: int, num_ranks: int) -> Broadcast | None:
+        """Request a broadcast to ``num_ranks`` processes, if the channel can broadcast.
+
+        It begins when all ranks have joined. If a member ends, the others receive an error, and
+        fetch the rest.
+
+        Raises:
+            LookupError: If the channel does not have that version.
+            TimeoutError: If the other end does not answer in time.
         """
         return None
 

@@ -21,10 +21,10 @@ the deaths.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rollart_core.contracts.hardware import Placement
 from rollart_core.contracts.inference import (
@@ -35,6 +35,7 @@ from rollart_core.contracts.inference import (
     WeightSwap,
 )
 from rollart_core.errors import EngineDied, EnginesLost, InferenceFailure, WorkerDied
+from rollart_core.inference.shared_devices import Devices
 
 LOOK_EVERY_S = 1.0
 """Interval between two reads of the engines' statistics, in seconds."""
@@ -314,15 +315,22 @@ class Router:
     Args:
         engines: The initial engines, already started.
         load_limit_s: Time limit to load new weights. An engine that exceeds it is treated as dead.
+        devices: Entered for each request and each load of weights; waits until the engines may use
+            their devices. If it woke them for it, it returns their swaps.
     """
 
     def __init__(
-        self, engines: Sequence[InferenceEngine], *, load_limit_s: float = LOAD_LIMIT_S
+        self,
+        engines: Sequence[InferenceEngine],
+        *,
+        load_limit_s: float = LOAD_LIMIT_S,
+        devices: Devices = nullcontext,
     ) -> None:
         if not engines:
             raise ValueError("a router needs at least one engine")
         self._routes = Routes()
         self._load_limit_s = load_limit_s
+        self._devices = devices
         self._newest: int | None = None
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -359,6 +367,10 @@ class Router:
         Raises:
             InferenceFailure: If the request cannot be answered, or two engines died during it.
         """
+        async with self._devices():
+            return await self._generate(request)
+
+    async def _generate(self, request: GenerateRequest) -> GenerateResult:
         state = self._routes.sessions.get(request.session_id)
         if state is None or not state.open or state.num_waiting:
             state = await self._state(request)
@@ -410,20 +422,41 @@ class Router:
         """
         self._newest = policy_version
         self.check()
-        swaps = (
-            self._swap(state.engine, policy_version) for state in tuple(self._routes.engine_states)
-        )
-        return [swap for swap in await asyncio.gather(*swaps) if swap is not None]
+        async with self._devices() as swaps:
+            if swaps is not None:
+                return swaps
+            return await self._on_all(
+                lambda engine: engine.load_weights(policy_version), "load weights"
+            )
 
-    async def _swap(self, engine: InferenceEngine, policy_version: int) -> WeightSwap | None:
-        try:
-            async with asyncio.timeout(self._load_limit_s):
-                return await engine.load_weights(policy_version)
-        except EngineDied:
-            return None
-        except TimeoutError:
-            engine.kill(f"it did not load weights within {self._load_limit_s:g} s")
-            return None
+    async def sleep(self) -> None:
+        """Release the devices' memory on all engines that are up."""
+        await self._on_all(lambda engine: engine.sleep(), "release its memory")
+
+    async def wake(self) -> list[WeightSwap]:
+        """Wake all engines that are up, with the newest weights."""
+        version = self._newest
+        assert version is not None, "engines wake with the weights of a version"
+        return await self._on_all(lambda engine: engine.wake(version), "wake")
+
+    async def _on_all(
+        self, ask: Callable[[InferenceEngine], Coroutine[Any, Any, T]], what: str
+    ) -> list[T]:
+        """Ask every engine; an engine that dies or is late is left out."""
+
+        async def one(engine: InferenceEngine) -> T | None:
+            try:
+                async with asyncio.timeout(self._load_limit_s):
+                    return await ask(engine)
+            except EngineDied:
+                return None
+            except TimeoutError:
+                engine.kill(f"it did not {what} within {self._load_limit_s:g} s")
+                return None
+
+        states = tuple(self._routes.engine_states)
+        found = await asyncio.gather(*(one(state.engine) for state in states))
+        return [answer for answer in found if answer is not None]
 
     def check(self) -> None:
         """Raise EnginesLost if every engine is permanently lost."""

@@ -80,6 +80,14 @@ class RestartInFlight(InferenceEngine):
         await self._engine.abort(sorted(overtaken))
         return replace(swap, num_restarted=len(overtaken))
 
+    async def sleep(self) -> None:
+        """Release the device's memory."""
+        await self._engine.sleep()
+
+    async def wake(self, policy_version: int) -> WeightSwap:
+        """Continue after ``sleep`` with the weights of a version."""
+        return await self._engine.wake(policy_version)
+
     async def pause(self) -> None:
         """Stop generating at the next token."""
         await self._engine.pause()

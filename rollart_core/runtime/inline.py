@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,12 +26,13 @@ from rollart_core.contracts.sandbox import RUN_VARIABLE
 from rollart_core.errors import ConfigError
 from rollart_core.rollout.env_pool import EnvWorkerHandle, LocalWorker
 from rollart_core.rollout.env_worker import EnvWorker
-from rollart_core.runtime.placement import shm_fault
+from rollart_core.runtime.placement import colocation_fault, shm_fault
 from rollart_core.runtime.process import WorkerProcess
 from rollart_core.runtime.worker import Worker
 from rollart_core.runtime.workers import WorkersRuntime
 
 T = TypeVar("T")
+NVIDIA_SMI_S = 60.0
 LOCAL, BASE = INLINE_POOLS
 """The pool name of this machine, and the pool name of ``engine`` if there are other engines."""
 
@@ -70,13 +72,18 @@ class InlineRuntime(WorkersRuntime):
         return [rest, *(Pool(name, "cpu", count, roles=("engines",)) for name, count in classes)]
 
     async def place(self, placement: Placement) -> None:
-        """Check that the shared memory has room; everything runs on this machine.
+        """Check that shared memory and shared GPUs have room; everything runs on this machine.
 
         Raises:
-            ConfigError: If it has not.
+            ConfigError: If they have not.
         """
         root = shared_root()
-        if fault := shm_fault(self.run, str(root), shutil.disk_usage(root).free):
+        fault = shm_fault(self.run, str(root), shutil.disk_usage(root).free)
+        if not fault and self._inline.colocate and self._device != "cpu":
+            sizes = await asyncio.to_thread(_gpu_bytes)
+            used = sizes[: self._inline.num_trainer_ranks]
+            fault = colocation_fault(self.run, min(used)) if used else None
+        if fault:
             raise ConfigError(fault)
 
     async def ask(self, question: Callable[[], T]) -> dict[str, T]:
@@ -118,6 +125,16 @@ class InlineRuntime(WorkersRuntime):
     def env_workers_scale(self) -> bool:
         """Whether the number of env workers can change; False if they are in this process."""
         return self._inline.env_processes > 0
+
+
+def _gpu_bytes() -> list[float]:
+    """Return the memory of each GPU that nvidia-smi finds; asking torch would take some of it."""
+    query = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=NVIDIA_SMI_S)
+        return [float(line) * 2**20 for line in said.stdout.split()]
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return []
 
 
 def local_pool() -> Pool:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from rollart_core.config.resolve import Resolution, ResolvedRun
 from rollart_core.config.resolve_envs import ResolvedEnv
-from rollart_core.config.validation.consistency import num_engines
+from rollart_core.config.validation.consistency import colocates, num_engines
 from rollart_core.contracts.env import Workload
 from rollart_core.contracts.hardware import (
     Demand,
@@ -75,7 +75,22 @@ def demand_of(run: ResolvedRun | Resolution, model: ModelShape | None = None) ->
         max_staleness=run.config.staleness_bound,
         longest=max((_longest(run, env, loads[env.name]) for env in run.envs), default=1.0),
         shm_copies=_shm_copies(run),
+        colocates=colocates(run.config),
+        num_trained_params=_num_adapter_params(run, model),
     )
+
+
+def _num_adapter_params(run: ResolvedRun | Resolution, given: ModelShape | None) -> int:
+    """Return the parameters of adapters on all matrices; 0 without ``lora`` or with experts."""
+    model, lora = shape_of(run.config.model) or given, run.config.lora
+    if lora is None or model is None or model.num_experts:
+        return 0
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    width = model.width or queries
+    layer = (model.num_params - model.num_outer_params) / model.num_layers
+    inner = max(0.0, layer - width * (2 * queries + 2 * keys)) / (3 * width)
+    ends = 2 * (width + queries) + 2 * (width + keys) + 3 * (width + inner)
+    return int(lora.rank * model.num_layers * ends)
 
 
 def _longest(run: ResolvedRun | Resolution, env: ResolvedEnv, load: Workload) -> float:
@@ -106,6 +121,34 @@ def shm_fault(run: ResolvedRun, folder: str, free_bytes: float) -> str | None:
         f"{folder} has {free_bytes / 1e9:.3g} GB free, but {copies} versions of the weights need "
         f"{copies * model.weight_bytes / 1e9:.3g} GB: enlarge it (in Docker: --shm-size), or use "
         "weights: collective or disk"
+    )
+
+
+def colocation_fault(run: ResolvedRun, device_bytes: float) -> str | None:
+    """Return why a device is too small for trainer and engine in turns; None if it is not.
+
+    ``rollart plan`` also counts activations, the rows of all episodes, and what the other side
+    keeps.
+
+    Args:
+        run: A run with ``runtime.colocate``.
+        device_bytes: The memory of the smallest device.
+    """
+    model, ranks = shape_of(run.config.model), run.config.runtime.num_trainer_ranks
+    if model is None:
+        return None
+    adapters = _num_adapter_params(run, None)
+    params = 4 * model.num_params + 16 * adapters if adapters else 16 * model.num_params
+    longest = run.config.rollout.max_context_tokens
+    training = params / ranks
+    engine = (model.weight_bytes + longest * model.kv_bytes_per_token) / run.engine_devices
+    if max(training, engine) <= device_bytes:
+        return None
+    return (
+        f"runtime.colocate: a GPU needs {training / 1e9:.3g} GB in training (weights, gradients "
+        f"and moments over {ranks} rank(s)) and {engine / 1e9:.3g} GB in generation (weights and "
+        f"one row of {longest} tokens), but has {device_bytes / 1e9:.3g} GB: add lora, lower "
+        "rollout.max_context_tokens, or use a smaller model or more GPUs (num_trainer_ranks)"
     )
 
 

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,8 @@ class RestartPolicy:
     notify: Notify = nobody_listens
     start_limit_s: float = START_LIMIT_S
     """Maximum seconds of a restart."""
+    devices: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+    """Entered for a restart; waits until the worker may use its devices."""
 
 
 class RemoteEngine(InferenceEngine):
@@ -176,6 +179,26 @@ class RemoteEngine(InferenceEngine):
         self._version = policy_version
         with self._asked("load_weights"):
             swap: WeightSwap = await self._ready().call("load_weights", policy_version)
+        return replace(swap, engine=self._worker.name)
+
+    async def sleep(self) -> None:
+        """Release the device's memory.
+
+        Raises:
+            EngineDied: If the process has ended; it restarts when the engines have the devices.
+        """
+        with self._asked("sleep"):
+            await self._ready().call("sleep")
+
+    async def wake(self, policy_version: int) -> WeightSwap:
+        """Continue after ``sleep`` with the weights of a version.
+
+        Raises:
+            EngineDied: If the process has ended; it restarts with this version or a newer one.
+        """
+        self._version = policy_version
+        with self._asked("wake"):
+            swap: WeightSwap = await self._ready().call("wake", policy_version)
         return replace(swap, engine=self._worker.name)
 
     async def pause(self) -> None:
@@ -300,8 +323,10 @@ class RemoteEngine(InferenceEngine):
             self.num_restarts += 1
             began_s, limit_s = loop.time(), self._care.start_limit_s
             try:
-                async with asyncio.timeout(limit_s):  # loading blocks, so a ping is no test
-                    await self._bring_up(dead)
+                async with self._care.devices():
+                    began_s = loop.time()
+                    async with asyncio.timeout(limit_s):  # loading blocks, so a ping is no test
+                        await self._bring_up(dead)
             except Exception as e:
                 late = f"not up after {limit_s:g} s" if isinstance(e, TimeoutError) else ""
                 why = f"its start failed: {first_line(str(e)) or late or type(e).__name__}"
@@ -376,6 +401,7 @@ class TrainerGroup:
         own_devices: Whether each rank's process sees only the devices assigned to it.
         watch: Called with each rank once it is built, for example to ping it.
         store: Stores batches, so that all ranks read one copy; None: in temporary files.
+        devices: Entered for each call; waits until the trainer may use its devices.
     """
 
     def __init__(
@@ -388,8 +414,10 @@ class TrainerGroup:
         own_devices: bool = False,
         watch: Callable[[Worker], None] = lambda worker: None,
         store: StoreRecords | None = None,
+        devices: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
         self._watch = watch
+        self._devices = devices
         self._store = store or file_store(Path(tempfile.gettempdir()))
         self._new_part = new_worker
         self._kwargs = kwargs
@@ -446,8 +474,31 @@ class TrainerGroup:
             TrainerLost: If a rank dies meanwhile.
         """
         self.num_restarts += 1
-        await self.close()
-        await self.start()
+        async with self._devices():
+            await self.close()
+            await self.start()
+
+    async def offload(self) -> int:
+        """Move the trainer's tensors to host memory, which frees its devices.
+
+        Returns:
+            The bytes that rank 0 moved.
+
+        Raises:
+            TrainerLost: As :meth:`call` does.
+        """
+        async with self._turn:
+            num_bytes: int = await self._on_all(lambda rank, worker: worker.call("offload"))
+        return num_bytes
+
+    async def reload(self) -> None:
+        """Move the trainer's tensors back to its devices after ``offload``.
+
+        Raises:
+            TrainerLost: As :meth:`call` does.
+        """
+        async with self._turn:
+            await self._on_all(lambda rank, worker: worker.call("reload"))
 
     async def train_batch(
         self, groups: list[Group], policy_version: int, *, progress: float | None = None
@@ -488,7 +539,7 @@ class TrainerGroup:
                 cannot reach the others; the group is stopped.
             Exception: An error that all ranks raised; the group is unchanged.
         """
-        async with self._turn:
+        async with self._devices(), self._turn:
             return await self._on_all(lambda rank, worker: worker.call(method, *args, **kwargs))
 
     async def close(self) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from rollart_core.config.resolve import ResolvedRun
+from rollart_core.config.validation.consistency import colocates
 from rollart_core.errors import TrainerLost, TrainingDiverged
 from rollart_core.plugins.manager import plugins
 from rollart_core.runtime.base import TrainerHandle
@@ -158,6 +159,7 @@ class TrainPhase:
                 used_share=self._used_share if config.trainer.schedule.over == "stop" else None,
                 drops_equal=config.rollout.equal_groups == "replace",
                 validator=deps.validator,
+                shares_devices=colocates(config),
             ),
             ticket_s=config.deadlines.ticket_s,
             wall_s=self._seconds_left(),

@@ -17,7 +17,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -25,11 +25,12 @@ from typing import Protocol, TypeVar
 from rollart_core.config.base import PluginRef
 from rollart_core.config.model import NewModel, RemoteModel
 from rollart_core.config.resolve import Resolution, ResolvedPlugin, ResolvedRun
-from rollart_core.config.validation.consistency import num_engines, trainer_section
+from rollart_core.config.validation.consistency import colocates, num_engines, trainer_section
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.contracts.inference import InferenceEngineSpec
 from rollart_core.errors import PluginError, RollartError, UserError
 from rollart_core.inference.router import Router
+from rollart_core.inference.shared_devices import Devices, SharedDevices
 from rollart_core.inference.teacher import TeacherEngines
 from rollart_core.plugins import registry
 from rollart_core.rollout.env_pool import EnvPool, EnvWorkerHandle
@@ -75,6 +76,7 @@ class EngineSet:
         new_engine: Returns the unstarted engine with an index.
         reservations: Reserves the slots of engines.
         load_limit_s: See :class:`rollart_core.inference.router.Router`.
+        devices: See :class:`rollart_core.inference.router.Router`.
     """
 
     def __init__(
@@ -83,10 +85,11 @@ class EngineSet:
         reservations: Reservations,
         *,
         load_limit_s: float,
+        devices: Devices = nullcontext,
     ) -> None:
         self._new_engine = new_engine
         self._reservations = reservations
-        self._load_limit_s = load_limit_s
+        self._load_limit_s, self._devices = load_limit_s, devices
         self._next = 0
         self._engines: dict[int, RemoteEngine] = {}
         self._joining: set[RemoteEngine] = set()
@@ -129,7 +132,9 @@ class EngineSet:
         self._engines = {index: self._new_engine(index) for index in range(count)}
         self._next = count
         await asyncio.gather(*(engine.start() for engine in self._engines.values()))
-        self._router = Router(list(self._engines.values()), load_limit_s=self._load_limit_s)
+        self._router = Router(
+            list(self._engines.values()), load_limit_s=self._load_limit_s, devices=self._devices
+        )
         self._router.watch()
 
     async def resize(self, count: int, pool: str | None = None) -> None:
@@ -226,6 +231,7 @@ class WorkersRuntime(ABC):
         self._trainer: TrainerGroup | None = None
         self._demonstrator: Worker | None = None
         self._teachers: list[RemoteEngine] = []
+        self._shared_devices: SharedDevices | None = None
         self._of_class: dict[int, dict[int, int]] = {}  # class of engines -> index -> number
         failures = run.config.failures
         self.notify: Notify = nobody_listens
@@ -314,6 +320,7 @@ class WorkersRuntime(ABC):
         """Start the inference engines and the trainer concurrently."""
         config, model = self.config, self._model(model_path)
         channel = ChannelArgs(self.run.weights, self.weights_location())
+        shared = self._shared_devices = SharedDevices() if colocates(config) else None
         engines = self._engine_set(model, channel)
         self._trainer = TrainerGroup(
             partial(self.new_worker, "trainer"),
@@ -335,8 +342,15 @@ class WorkersRuntime(ABC):
             own_devices=self.has_own_devices,
             watch=self.heartbeat.watch,
             store=self.store_records(),
+            devices=shared.for_trainer if shared else nullcontext,
         )
-        await asyncio.gather(engines.start(num_engines(config)), self._trainer.start())
+        if shared is None:
+            await asyncio.gather(engines.start(num_engines(config)), self._trainer.start())
+        else:  # one after the other, because both load the model on the same devices
+            await self._trainer.start()
+            await self._trainer.offload()
+            await engines.start(num_engines(config))
+            shared.connect(engines.router, self._trainer)
         return engines.router, self._trainer
 
     async def start_engines(self, model_path: str) -> Router:
@@ -434,6 +448,8 @@ class WorkersRuntime(ABC):
         assert self._engines is not None
         if target == ENV_WORKERS:
             await self.set_env_workers(count)
+        elif self._shared_devices is not None:
+            raise UserError(f"{target}={count}: there is no other device (runtime.colocate)")
         else:
             await self._engines.resize(count, None if target == ENGINES else target)
 
@@ -540,6 +556,7 @@ class WorkersRuntime(ABC):
             lambda index: self._engine(index, model, channel),
             self,
             load_limit_s=self.config.failures.load_weights_s,
+            devices=self._shared_devices.for_engines if self._shared_devices else nullcontext,
         )
         return self._engines
 
@@ -554,8 +571,12 @@ class WorkersRuntime(ABC):
         plugin = self.run.engine_on(pool)
         if plugin.spec.takes_index:
             settings["engine_index"] = self._number(index, plugin)
+        if self._shared_devices is not None:
+            settings["sleeps"] = True
         if plugin.spec.first_device_option:
             settings["has_own_devices"] = self.has_own_devices
+        if config.lora and config.lora.sync == "adapter" and plugin.spec.serves_adapters:
+            settings["lora"] = config.lora
         arguments = {
             "plugin": plugin,
             "model": model,
@@ -575,6 +596,7 @@ class WorkersRuntime(ABC):
             Restarts(failures.max_restarts, failures.restart_window_s),
             lambda *event: self.notify(*event),
             START_LIMIT_S + failures.load_weights_s + own_s,
+            self._shared_devices.for_restart if self._shared_devices else nullcontext,
         )
 
     def _number(self, index: int, plugin: ResolvedPlugin[InferenceEngineSpec]) -> int:

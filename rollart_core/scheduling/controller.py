@@ -164,6 +164,9 @@ class ControllerDependencies:
     """The curriculum, which receives completed groups; None if the run has none."""
     validator: ValidatorHandle | None = None
     """If None, there is no validation."""
+    shares_devices: bool = False
+    """Whether trainer and engines use the same devices in turns. Engines then load new weights
+    after everything that the trainer does for a batch."""
     used_share: Callable[[int], float] | None = None
     """Maps a version to the used share of ``stop``, for a schedule; None if not needed."""
 
@@ -326,7 +329,8 @@ class Controller:
         progress = used(version) if used is not None else None
         reports = await self._deps.trainer.train_batch(groups, version, progress=progress)
         publication = await self._deps.trainer.publish(action.policy_version + 1)
-        self._load(publication.policy_version)
+        if not self._deps.shares_devices:
+            self._load(publication.policy_version)
         record = BatchRecord(
             groups=tuple(groups),
             policy_version=action.policy_version,
@@ -343,6 +347,8 @@ class Controller:
             if self._loading is not None:  # let the engines finish their swap
                 await asyncio.wait([self._loading])
             raise
+        if self._deps.shares_devices:
+            self._load(publication.policy_version)
         await self._validate(publication.policy_version)
         self._idle_since = time.perf_counter()
         self._events.put_nowait(BatchTrained(publication.policy_version))

@@ -60,7 +60,8 @@ class ExtraModules:
         self._heads = {name: distributed.shard_head(h, device) for name, h in heads.items()}
         self._began = False
         ours = trainer.model_copy(update={"lr": config.lr, "clip": NormClip()})
-        self._optimizer = GuardedAdamW(self._parameters(), ours)
+        self.optimizer = GuardedAdamW(self._parameters(), ours)
+        """Their optimizer."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -111,11 +112,11 @@ class ExtraModules:
 
     def zero_grad(self) -> None:
         """Reset all gradients."""
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
 
     def reduce_gradients(self, *, is_last: bool) -> None:
         """Set whether the next backward pass is the last before an update."""
-        for module in self._modules():
+        for module in self.modules():
             distributed.reduce_gradients(module, is_last=is_last)
 
     def is_finite(self) -> bool:
@@ -134,22 +135,23 @@ class ExtraModules:
 
     def update(self, loss: float, progress: float | None) -> UpdateOutcome:
         """Update with the current gradients; ``progress`` is the used share of ``stop``."""
-        return self._optimizer.update(loss, progress=progress)
+        return self.optimizer.update(loss, progress=progress)
 
     def state(self) -> checkpoint.State:
         """Return their state in a checkpoint, to save or to load into."""
         tensors = {name: p.detach() for name, p in self._parameters().items()}
-        return {"extras": tensors, "extras_optimizer": self._optimizer.state()}
+        return {"extras": tensors, "extras_optimizer": self.optimizer.state()}
 
     def go_on_from(self, train_step: int) -> None:
         """Continue from a loaded checkpoint of that train step."""
-        self._optimizer.train_step, self._began = train_step, True
+        self.optimizer.train_step, self._began = train_step, True
 
     def set_lr_factor(self, factor: float) -> None:
         """Set the factor of their learning rate."""
-        self._optimizer.lr_factor = factor
+        self.optimizer.lr_factor = factor
 
-    def _modules(self) -> list[nn.Module]:
+    def modules(self) -> list[nn.Module]:
+        """Return the heads, and the second model if there is one."""
         own = [self._backbone.model] if self._backbone else []
         return [*own, *self._heads.values()]
 
@@ -216,6 +218,14 @@ class ReferencePolicy:
         assert self._adapters is not None
         with self._weights.holding(self._adapters):
             yield self._policy
+
+    def modules(self) -> list[nn.Module]:
+        """Return the second model, if there is one."""
+        return [self._other.model] if self._other else []
+
+    def adapters(self) -> list[Tensor]:
+        """Return its adapters, if it has some."""
+        return list((self._adapters or {}).values())
 
     def kept(self) -> checkpoint.State:
         """Return its state in a checkpoint, to save or to load into; empty before ``begin``."""

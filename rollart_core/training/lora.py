@@ -86,7 +86,7 @@ class LoRAWeights(TrainedWeights):
 
     def published(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yield merged weights, or only the adapters in float32 with ``sync: adapter``."""
-        return self.whole(dtype) if self._config.sync == "merged" else self._scaled()
+        return super().published(dtype) if self._config.sync == "merged" else self._scaled()
 
     def export_with_adapters(self, path: str) -> None:
         """Write the adapters in peft's format, at ``<path>-adapter``."""

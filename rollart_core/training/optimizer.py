@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -178,6 +178,11 @@ class GuardedAdamW:
                     "exp_avg_sq": torch.zeros_like(p),
                 }
         return {name: dict(self._adamw.state[p]) for name, p in self._parameters.items()}
+
+    def moments(self) -> Iterator[Tensor]:
+        """Yield the moments and step counts that exist so far."""
+        for of_one in self._adamw.state.values():
+            yield from (value for value in of_one.values() if isinstance(value, Tensor))
 
     def _lr(self, progress: float | None) -> float:
         config = self._config

@@ -8,10 +8,12 @@ engines and folders. Never: computes with them. This module trains the whole mod
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rollart_core.models.hub_names import as_in_files
 from rollart_core.training import checkpoint
 
 
@@ -45,8 +47,9 @@ class TrainedWeights:
         return checkpoint.stream(checkpoint.named_tensors(self.model), dtype)
 
     def published(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights for the engines, created one by one."""
-        return self.whole(dtype)
+        """Yield the weights for the engines under the names in files, created one by one."""
+        config: Any = self.model.config
+        return as_in_files(self.whole(dtype), config.architectures or ())
 
     def export_with_adapters(self, path: str) -> None:
         """Write additional exports next to the folder of the whole model; none by default."""

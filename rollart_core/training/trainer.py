@@ -43,8 +43,8 @@ from rollart_core.training.batch import (
     value_metrics,
 )
 from rollart_core.training.cross_check import differences
+from rollart_core.training.loading import HostCopies, load_on_device, recompute_activations
 from rollart_core.training.loading import load_model as load_model
-from rollart_core.training.loading import load_on_device, recompute_activations
 from rollart_core.training.lora import put_adapters, trained_weights
 from rollart_core.training.loss import MetricSums, loss_batch, mismatch_sums, spread
 from rollart_core.training.optimizer import GuardedAdamW, UpdateOutcome
@@ -115,6 +115,7 @@ class Trainer:
         self._shaper = RewardShaper.of(beside.shapings)
         self._budget = config.max_tokens_per_microbatch
         self._num_halvings = 0
+        self._host_copies = HostCopies()
         self._adapts_later = beside.warms_whole
         self._take_model(None if self._adapts_later else beside.lora)
 
@@ -244,7 +245,7 @@ class Trainer:
         return differences(samples, rows)
 
     def publish(self, policy_version: int) -> Publication:
-        """Publish the weights on the channel, under transformers' names, without a tied head.
+        """Publish the weights on the channel, under the names in files, without a tied head.
 
         Sharded tensors are gathered one by one in the published dtype, so no rank holds the whole
         model.
@@ -324,6 +325,39 @@ class Trainer:
         tensors = checkpoint.on_first_rank(self._weights.whole(self._dtype))
         checkpoint.export_hf(path, self._model, tensors, tokenizer_path)
         self._weights.export_with_adapters(path)
+
+    def offload(self) -> int:
+        """Move the tensors to host memory, so that engines can use the device until ``reload``.
+
+        Gradients are dropped; each update computes its own. Between the two, call only ``close``.
+
+        Returns:
+            The bytes that this rank moved.
+        """
+        for optimizer in (self._optimizer, self._supervisor, self._extras):
+            if optimizer is not None:
+                optimizer.zero_grad()
+        self._host_copies.offload(self._tensors())
+        release_memory(self._device)
+        return self._host_copies.num_bytes
+
+    def reload(self) -> None:
+        """Move the tensors back to the device after ``offload``; without it, do nothing."""
+        self._host_copies.reload()
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """Yield all tensors that stay on the device between two calls."""
+        modules = [self._model, *self._reference.modules()]
+        optimizers = [self._optimizer, *([self._supervisor] if self._supervisor else [])]
+        if self._extras is not None:
+            modules += self._extras.modules()
+            optimizers.append(self._extras.optimizer)
+        for module in modules:
+            yield from module.parameters()
+            yield from module.buffers()
+        for optimizer in optimizers:
+            yield from optimizer.moments()
+        yield from self._reference.adapters()
 
     def close(self) -> None:
         """Close the channel and leave the process group; may be called twice."""

@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from cases import GB, Case, Figure, Machine, need
 from safetensors.torch import load_file
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult, InferenceEngine
+from rollart_core.contracts.weights import WeightChannel
 from rollart_core.training.policy import ForwardSettings, PackedPolicy
 from rollart_core.types import Sample
 
@@ -30,38 +31,37 @@ NUM_ANSWERS = 32
 TEMPERATURE = 0.8
 
 
-def sglang_tensor(machine: Machine) -> Iterator[Figure]:
-    """SGLang: logprobs as the trainer's, pause and resume, weights in the requests."""
-    yield from _sglang(machine, "tensor")
+def sglang_files(machine: Machine) -> Iterator[Figure]:
+    """SGLang: logprobs as the trainer's, pause and resume, weights as files of the channel."""
+    from rollart_plugins.weights.shared_memory import SharedMemoryChannel
+
+    yield from _sglang(machine, SharedMemoryChannel)
 
 
-def sglang_disk(machine: Machine) -> Iterator[Figure]:
-    """The same, weights as files."""
-    yield from _sglang(machine, "disk")
+def sglang_broadcast(machine: Machine) -> Iterator[Figure]:
+    """The same, weights by the trainer's broadcast to the server's processes, with gloo."""
+    from rollart_plugins.weights.collective import CollectiveChannel
+
+    yield from _sglang(machine, CollectiveChannel)
 
 
-def sglang_distributed(machine: Machine) -> Iterator[Figure]:
-    """The same, weights by a broadcast."""
-    yield from _sglang(machine, "distributed")
-
-
-def _sglang(machine: Machine, transport: str) -> Iterator[Figure]:
+def _sglang(machine: Machine, channel: Callable[..., WeightChannel]) -> Iterator[Figure]:
     command = launch_command("SGLANG", "sglang", "sglang.launch_server")
     from rollart_plugins.engines.sglang import SGLangEngine
 
     options = {
         "command": command,
         "dtype": machine.size(cuda="bfloat16", cpu="float32"),
-        "weight_transport": transport,
         "server_args": {"max_total_tokens": 65536},
     }
-    yield from _figures(machine, SGLangEngine, options)
+    yield from _figures(machine, SGLangEngine, channel, options)
 
 
 def vllm(machine: Machine) -> Iterator[Figure]:
     """vLLM: the same, weights as files."""
     command = launch_command("VLLM", "vllm", "vllm.entrypoints.cli.main", "serve")
     from rollart_plugins.engines.vllm import VllmEngine
+    from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
     options = {
         "command": command,
@@ -70,23 +70,25 @@ def vllm(machine: Machine) -> Iterator[Figure]:
             cuda={}, cpu={"num_gpu_blocks_override": 256, "max_num_seqs": 32}
         ),
     }
-    yield from _figures(machine, VllmEngine, options)
+    yield from _figures(machine, VllmEngine, SharedMemoryChannel, options)
 
 
 def _figures(
-    machine: Machine, engine_class: type[InferenceEngine], options: Mapping[str, object]
+    machine: Machine,
+    engine_class: type[InferenceEngine],
+    channel: Callable[..., WeightChannel],
+    options: Mapping[str, object],
 ) -> Iterator[Figure]:
     """Launch a server through an engine, and compare it with the trainer for several weights."""
-    from rollart_plugins.weights.shared_memory import SharedMemoryChannel
-
     scorer = Scorer(machine)
     folder = str(machine.folder / "weights")
-    ours, theirs = SharedMemoryChannel(folder, keep=10), SharedMemoryChannel(folder)
+    ours, theirs = channel(folder, keep=10), channel(folder)
     engine: Any = engine_class(
         model_path=scorer.path,
         device=machine.device,
         max_context_tokens=MAX_TOKENS,
         channel=theirs,
+        sleeps=True,
         **options,
     )
     with asyncio.Runner() as loop:
@@ -104,11 +106,29 @@ def _figures(
             num_tokens = sum(len(answer.token_ids) for answer in answers)
             yield Figure("generation", num_tokens / seconds, "tokens/s")
             yield Figure("bytes of the weights", swap.num_bytes / GB, "GB")
+            yield Figure("bytes received by the engine's process", swap.moved_bytes / GB, "GB")
             yield Figure("stall", swap.stall_s, "s")
             yield loop.run(_paused_tokens(engine))
+            before = _free_bytes(machine)
+            loop.run(engine.sleep())
+            if machine.is_cuda:  # the CPU builds free nothing
+                freed = (_free_bytes(machine) - before) / GB
+                yield Figure("memory that sleep frees", freed, "GB", at_least=0.1)
+            before = _free_bytes(machine)
+            start = time.perf_counter()
+            loop.run(engine.wake(2))
+            yield Figure("wake", time.perf_counter() - start, "s")
+            if machine.is_cuda:
+                taken = (before - _free_bytes(machine)) / GB
+                yield Figure("memory that wake takes", taken, "GB", at_least=0.1)
+            yield scorer.mismatch("after a wake", 2, loop.run(_answers(engine)))
         finally:
             loop.run(engine.close())
             ours.close()
+
+
+def _free_bytes(machine: Machine) -> int:
+    return torch.cuda.mem_get_info()[0] if machine.is_cuda else 0
 
 
 async def _answers(engine: InferenceEngine) -> list[GenerateResult]:
@@ -200,9 +220,8 @@ def _sample(prompt: Sequence[int], answer: GenerateResult) -> Sample:
 
 
 CASES: dict[Case, float] = {
-    sglang_tensor: 240,
+    sglang_files: 240,
     vllm: 240,
-    sglang_disk: 240,
-    sglang_distributed: 240,
+    sglang_broadcast: 240,
 }
 """Case -> its time limit in seconds. On a slow machine, the limit of the part ends first."""

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from rollart_core.training import checkpoint, head
 from rollart_core.training.batch import model_input
-from rollart_core.training.loading import recompute_activations
+from rollart_core.training.loading import HostCopies, recompute_activations
 from rollart_core.training.optimizer import GuardedAdamW
 from rollart_core.training.policy import ForwardSettings, PackedPolicy, PaddedPolicy, Policy
 from rollart_core.types import Group, Sample, Task, Ticket, Trajectory
@@ -404,25 +404,22 @@ def offload(machine: Machine) -> Iterator[Figure]:
     numel = machine.size(cuda=GB, cpu=10**5)
     tensors = [torch.randn(numel, device=machine.device) for _ in range(2)]
     sums = [_checksum(t) for t in tensors]
-    hosts = [torch.empty(numel, pin_memory=machine.is_cuda) for _ in tensors]
     num_bytes = sum(t.nbytes for t in tensors)
-    held = torch.cuda.memory_allocated() if machine.is_cuda else 0
+    copies = HostCopies()
+    copies.offload(tensors)  # allocates the host memory
+    copies.reload()
+    free = torch.cuda.mem_get_info()[0] if machine.is_cuda else 0
 
-    def away() -> None:
-        for host, tensor in zip(hosts, tensors, strict=True):
-            host.copy_(tensor, non_blocking=True)
-
-    def back() -> None:
-        for host, tensor in zip(hosts, tensors, strict=True):
-            tensor.copy_(host, non_blocking=True)
-
-    yield Figure("to the host", num_bytes / machine.seconds(away) / GB, "GB/s")
-    tensors.clear()
+    start = time.perf_counter()
+    copies.offload(tensors)
+    yield Figure("to the host", num_bytes / (time.perf_counter() - start) / GB, "GB/s")
     if machine.is_cuda:
-        freed = held - torch.cuda.memory_allocated()
+        torch.cuda.empty_cache()
+        freed = torch.cuda.mem_get_info()[0] - free
         yield Figure("freed, of the weights", freed / num_bytes, at_least=0.99)
-    tensors += [torch.empty(numel, device=machine.device) for _ in hosts]
-    yield Figure("to the device", num_bytes / machine.seconds(back) / GB, "GB/s")
+    start = time.perf_counter()
+    copies.reload()
+    yield Figure("to the device", num_bytes / (time.perf_counter() - start) / GB, "GB/s")
     same = sum(_checksum(t) == s for t, s in zip(tensors, sums, strict=True))
     yield Figure("tensors that differ", len(tensors) - same, at_most=0)
 

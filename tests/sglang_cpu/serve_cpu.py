@@ -62,6 +62,25 @@ class _Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 sys.meta_path.insert(0, _Stubs())
 
+
+def _without_pinned_memory() -> None:
+    """Ignore requests for pinned memory, which only a GPU has and SGLang's LoRA always makes."""
+    import torch
+
+    def unpinned(function):
+        def made(*args: object, pin_memory: bool = False, **kwargs: object) -> object:
+            return function(*args, **kwargs)
+
+        return made
+
+    for name in ("tensor", "zeros", "empty"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *_: self
+
+
+if "--enable-lora" in sys.argv:
+    _without_pinned_memory()
+
 if __name__ == "__main__":
     import multiprocessing
     import runpy

@@ -29,6 +29,7 @@ from rollart_core.models.tokenizer import load_tokenizer
 from rollart_plugins.engines import sglang_dialect as dialect
 from rollart_plugins.engines.server_process import ServerProcess, free_port, group_members
 from rollart_plugins.engines.sglang import SGLangEngine
+from rollart_plugins.weights.collective import CollectiveChannel
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
@@ -65,22 +66,90 @@ async def engine_at(url: str, model: str, **settings):
         await engine.close()
 
 
-@pytest.mark.parametrize("road", ["tensor", "disk", "distributed"])
-def test_weights_come_by_each_road_and_every_token_is_of_the_version_its_span_says(
-    url, model, tmp_path, road
+@pytest.mark.parametrize("transport", ["requests", "folder", "broadcast"])
+def test_weights_come_by_each_transport_and_every_token_is_of_the_version_its_span_says(
+    url, model, tmp_path, transport
 ):
     versions = Versions(model, 4, same_kv=False)
+    kind = CollectiveChannel if transport == "broadcast" else SharedMemoryChannel
+    folder = {"weights_folder": str(tmp_path / "served")} if transport == "folder" else {}
 
     async def main():
-        async with channel_of(tmp_path, versions) as channel:
-            more = {} if road == "disk" else {"bucket_bytes": 200_000}  # several buckets
-            settings = {"channel": channel, "weight_transport": road, **more}
+        # several buckets
+        async with channel_of(tmp_path / "w", versions, kind, bucket_bytes=200_000) as channel:
+            settings = {"channel": channel, "bucket_bytes": 200_000, **folder}
             async with engine_at(url, model, **settings) as engine:
                 results = await swapped_under(engine, [1, 2, 3])
                 check_spans(results, versions, [1, 2, 3], "recomputed")
                 swap = await engine.load_weights(99)  # gone: the newest comes instead
                 assert swap.policy_version == 3
                 assert swap.num_bytes == sum(t.nbytes for t in versions.weights[3].values())
+                if transport == "broadcast":  # the engine's process received nothing
+                    assert channel.moved_bytes == swap.moved_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_servers_receive_one_broadcast_and_one_that_dies_in_it_costs_the_other_nothing(
+    model, tmp_path
+):
+    versions = Versions(model, 4, same_kv=False)
+    launched = {"command": command(), "server_args": SERVER_ARGS}
+    options = {"bucket_bytes": 200_000, "gather_s": scaled(60)}
+
+    async def check_version(engine, version):
+        turn = await engine.generate(request(0))
+        assert [span.policy_version for span in turn.spans] == [version]
+        assert versions.off(list(request(0).token_ids), turn, 0.8) < EXACT
+
+    async def main():
+        writer = CollectiveChannel(str(tmp_path), keep=10, **options)
+        ends = [CollectiveChannel(str(tmp_path), **options) for _ in range(2)]
+        engines = [
+            SGLangEngine(
+                model_path=model,
+                device="cpu",
+                max_context_tokens=MAX_TOKENS,
+                channel=end,
+                engine_index=i,
+                **launched,
+            )
+            for i, end in enumerate(ends)
+        ]
+        first, second = engines
+        try:
+            await asyncio.gather(*(engine.start() for engine in engines))
+            for v in (1, 2):
+                writer.publish(v, versions.weights[v].items())
+                assert [end.newest() for end in ends] == [v, v]  # both are connected
+                await asyncio.gather(*(engine.load_weights(v) for engine in engines))
+                for engine in engines:
+                    await check_version(engine, v)
+            assert first._transport._group == second._transport._group
+            assert [end.moved_bytes for end in ends] == [0, 0]
+
+            post, num_posts = second._client.post, 0
+
+            async def dies_in_the_third_bucket(path, body=None, **more):
+                nonlocal num_posts
+                num_posts += path == dialect.UPDATE_FROM_DISTRIBUTED
+                if num_posts == 3:
+                    os.killpg(second._process.pid, signal.SIGKILL)
+                return await post(path, body, **more)
+
+            second._client.post = dies_in_the_third_bucket
+            writer.publish(3, versions.weights[3].items())
+            assert [end.newest() for end in ends] == [3, 3]
+            swap, lost = await asyncio.gather(
+                *(engine.load_weights(3) for engine in engines), return_exceptions=True
+            )
+            assert isinstance(lost, EngineDied)
+            assert swap.policy_version == 3
+            assert 0 < ends[0].moved_bytes < swap.num_bytes  # the rest came in requests
+            await check_version(first, 3)
+        finally:
+            await asyncio.gather(*(engine.close() for engine in engines))
+            writer.close()
 
     asyncio.run(main())
 

@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(2400)]
 
 ENGINE = {
     "id": "sglang",
-    "weight_transport": "disk",  # the server reads the channel's own files
     "server_args": {"max_total_tokens": 32768},
 }
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -129,10 +130,12 @@ def request(i: int, num_tokens: int = 60, temperature: float = 0.8, **more) -> G
 
 
 @asynccontextmanager
-async def channel_of(folder: Path, versions: Versions):
+async def channel_of(
+    folder: Path, versions: Versions, kind: Callable[..., Any] = SharedMemoryChannel, **options: Any
+):
     """The engine's end of a channel that holds all these versions."""
-    ours = SharedMemoryChannel(str(folder), keep=10)
-    theirs = SharedMemoryChannel(str(folder))
+    ours = kind(str(folder), keep=10, **options)
+    theirs = kind(str(folder), **options)
     for v, weights in enumerate(versions.weights):
         ours.publish(v, weights.items())
     try:

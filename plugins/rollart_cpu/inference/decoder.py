@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from rollart_core.errors import ConfigError
+from rollart_core.models.hub_names import as_in_files
 from rollart_core.models.weights import iter_weights, model_folder
 from rollart_cpu.inference.architecture import Architecture, own_architecture, read_config
 from rollart_cpu.inference.decoder_weights import DecoderWeights, LayerWeights, Linear
@@ -472,14 +473,14 @@ class HuggingFaceRunner(Runner):
     @torch.inference_mode()
     def swap(self) -> None:
         """See :meth:`Runner.swap`; a copy within the device."""
-        state = self._model.state_dict()
+        state = self._state()
         for name, tensor in self._staged.items():
             state[name].copy_(tensor)
 
     @torch.inference_mode()
     def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
         """See :meth:`Runner.stage`."""
-        state, self._staged = self._model.state_dict(), {}
+        state, self._staged = self._state(), {}
         missing, num_bytes = {_place(t): name for name, t in state.items()}, 0
         for name, tensor in tensors:
             if name not in state:
@@ -495,6 +496,11 @@ class HuggingFaceRunner(Runner):
         if lacking:
             raise ValueError(f"weights lack {len(lacking)} tensors, such as {min(lacking)!r}")
         return num_bytes
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """Return the weights in use by the names in files: experts are views of one tensor."""
+        architectures = self._model.config.architectures or ()
+        return dict(as_in_files(self._model.state_dict().items(), architectures))
 
 
 def cache_name(model: torch.nn.Module) -> str:

@@ -246,7 +246,6 @@ class VllmConfig(EngineServerConfig):
 class SGLangConfig(EngineServerConfig):
     """Options of the ``sglang`` engine, in ``engine``."""
 
-    _old_names = old_names(weight_road="weight_transport")
     package: ClassVar[str] = "sglang"
     start_args: ClassVar[tuple[str, ...]] = ("-m", "sglang.launch_server")
     reserved_args: ClassVar[Mapping[str, str]] = {
@@ -265,21 +264,26 @@ class SGLangConfig(EngineServerConfig):
     server_args: dict[str, Any] = Field(default_factory=dict)
     """Additional flags of the server, such as ``{mem_fraction_static: 0.8, enable_metrics:
     true}``."""
-    weight_transport: Literal["tensor", "disk", "distributed"] = "tensor"
-    """How weights are sent from the engine's process to its server. ``tensor``: in the request
-    itself. ``disk``: as a model folder that both can read. ``distributed``: by a broadcast."""
     weights_folder: str | None = None
-    """Folder for ``weight_transport: disk``. If not set, a temporary folder on this machine."""
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """Backend of the broadcast for ``weight_transport: distributed``. ``auto``: nccl if the server
-    runs on CUDA on another machine (``url`` is set, and ``host`` is not the loopback address),
-    otherwise gloo. NCCL does not support two ranks on one GPU, so ``nccl`` is rejected for launched
-    servers."""
-    host: str = "127.0.0.1"
-    """Address of this machine as the server reaches it, for ``weight_transport: distributed``."""
+    """Folder that this machine and the server can read, for new weights. It is not used if the
+    server can join the broadcast of the weight channel, or load its files. If not set, weights are
+    then sent in requests."""
     bucket_bytes: Bytes = 256 * 2**20
-    """Approximate number of bytes sent to the server in one request, for ``weight_transport:
-    tensor`` and ``distributed``."""
+    """Approximate number of bytes in one request with weights, or in one file of
+    ``weights_folder``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_transport(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            for key in ("weight_transport", "weight_road", "backend", "host"):
+                if key in given:
+                    raise ValueError(
+                        f"{key} was removed: servers join the broadcast of weights: collective "
+                        "(with its backend and host) and load the files of weights: shared-memory "
+                        "and disk. Other weights are written to weights_folder, or sent in requests"
+                    )
+        return given
 
     @model_validator(mode="after")
     def _mesh_has_all_gpus(self) -> Self:
@@ -298,28 +302,6 @@ class SGLangConfig(EngineServerConfig):
                     f"of a server (engine.tp_size): use one of {_divisors(self.tp_size)}"
                 )
         return self
-
-    @model_validator(mode="after")
-    def _nccl_has_two_gpus(self) -> Self:
-        if self.backend == "nccl" and not self.url:
-            raise ValueError(
-                "backend: nccl requires running servers (url). A launched server shares its first "
-                "GPU with the engine's process, which NCCL does not support; use gloo, or "
-                "weight_transport: tensor"
-            )
-        return self
-
-    def _idle(self) -> list[tuple[str, str]]:
-        """Return the keys that have no effect, each with the reason."""
-        found = super()._idle()
-        transport = self.weight_transport
-        found += (
-            [("weights_folder", f"weight_transport: {transport}")] if transport != "disk" else []
-        )
-        if transport != "distributed":
-            found += [(key, f"weight_transport: {transport}") for key in ("backend", "host")]
-        found += [("bucket_bytes", "weight_transport: disk")] if transport == "disk" else []
-        return found
 
 
 def _divisors(number: int) -> str:

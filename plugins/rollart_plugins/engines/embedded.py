@@ -18,6 +18,7 @@ in the same way: it computes the known tokens of a session that are not in its c
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -67,6 +68,7 @@ class EmbeddedEngine(InferenceEngine):
         kv_on_swap: KvOnSwap = "recompute",
         max_context_tokens: int = 2048,
         policy_version: int = 0,
+        sleeps: bool = False,
         **options: object,
     ) -> None:
         """Store the options; :meth:`start` loads the model.
@@ -82,6 +84,7 @@ class EmbeddedEngine(InferenceEngine):
             kv_on_swap: Whether the cache is computed again after a weight swap.
             max_context_tokens: Maximum length of prompt and answer together.
             policy_version: Version of the weights at ``model_path``.
+            sleeps: Has no effect; this engine can always sleep.
             options: The fields of ``config`` as keyword arguments, as the registry passes them.
         """
         self._config = config or EmbeddedConfig.model_validate(options)
@@ -216,6 +219,20 @@ class EmbeddedEngine(InferenceEngine):
             stale = session.swap(policy_version, keep=self._keep_kv)
             lost += stale if session.busy else 0
         return lost
+
+    async def sleep(self) -> None:
+        """Free the weights and the KV cache."""
+        self._ready()
+        self._runner = None
+        self._sessions = SessionTable(0, 0)
+        await asyncio.to_thread(_release_memory)
+
+    async def wake(self, policy_version: int) -> WeightSwap:
+        """Load the model again, then the weights of a version; see :meth:`load_weights`."""
+        runner = await asyncio.to_thread(load_runner, self._model_path, self._options)
+        self._sessions = SessionTable(runner.num_slots, runner.max_tokens)
+        self._runner = runner
+        return await self.load_weights(policy_version)
 
     async def pause(self) -> None:
         """Stop generating at the next token; requests in flight wait."""
@@ -505,3 +522,10 @@ def _logprobs(
     if not bool(logprobs.isfinite().all()):
         raise InferenceFailure("the model's logits are not finite", boundary="engine.score")
     return [float(value) for value in logprobs.tolist()]
+
+
+def _release_memory() -> None:
+    """Return the memory of deleted tensors to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

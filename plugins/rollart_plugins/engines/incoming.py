@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import prod
 from pathlib import Path
 
 import torch
 
-from rollart_core.contracts.weights import WeightChannel
+from rollart_core.contracts.weights import Broadcast, WeightChannel
 from rollart_core.models.lora import A, B, merge
 from rollart_core.models.weights import iter_weights, model_folder
+from rollart_plugins.weights.tensors import dtype_of
 
 Named = Iterable[tuple[str, torch.Tensor]]
 Stage = Callable[[Named, Sequence[Path] | None], int]
@@ -34,6 +36,8 @@ class Incoming:
     fetch_s: float
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     """Empty if the tensors are already prepared."""
+    broadcast: Broadcast | None = None
+    """Not None: the server receives the tensors itself."""
 
 
 def fetch(
@@ -66,6 +70,36 @@ def fetch(
         incoming = _take(channel, newest, stage, base)
     incoming.fetch_s = time.perf_counter() - began
     return incoming
+
+
+def request_broadcast(
+    channel: WeightChannel, policy_version: int, num_ranks: int
+) -> Incoming | None:
+    """Request a broadcast of a version, or of the newest one, to the processes of a server.
+
+    Returns:
+        None if the channel cannot broadcast.
+
+    Raises:
+        LookupError: If the channel has neither version.
+    """
+    began = time.perf_counter()
+    try:
+        broadcast = channel.broadcast(policy_version, num_ranks)
+    except LookupError:
+        newest = channel.newest()
+        if newest is None:
+            raise
+        broadcast = channel.broadcast(newest, num_ranks)
+    if broadcast is None:
+        return None
+    sizes = (
+        prod(shape) * dtype_of(dtype).itemsize
+        for bucket in broadcast.buckets
+        for _, dtype, shape in bucket
+    )
+    fetch_s = time.perf_counter() - began
+    return Incoming(broadcast.policy_version, sum(sizes), fetch_s, broadcast=broadcast)
 
 
 def _take(

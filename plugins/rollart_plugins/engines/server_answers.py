@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from rollart_core.contracts.inference import FinishReason, GenerateResult
@@ -69,6 +69,28 @@ def generate_result(
         answer.reason,
         answer.num_cached_tokens,
     )
+
+
+def of_adapter(answer: Answer, name: str, base: str) -> Answer:
+    """Return an answer whose tokens are all of one adapter, which the request named.
+
+    Args:
+        answer: The response, whose weight versions are those of the base model.
+        name: Weight version of the adapter.
+        base: Weight version of the base model of this run.
+
+    Raises:
+        InferenceFailure: If the base model has other weights.
+    """
+    for version, _, _ in answer.weights:
+        if version != base:
+            raise odd_answer(
+                answer.server,
+                f"the weights below its adapter are {version!r}, not those of this run; another "
+                "run must not use the same server",
+            )
+    num_tokens = len(answer.token_ids)
+    return replace(answer, weights=[(name, 0, num_tokens)] if num_tokens else [])
 
 
 def odd_answer(server: str, what: str) -> InferenceFailure:

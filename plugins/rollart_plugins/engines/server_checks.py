@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollart_core.errors import InferenceFailure
+from rollart_core.models.hub_names import model_config
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
-from rollart_plugins.engines.hub_names import model_config
 from rollart_plugins.engines.server_client import ServerClient
 
 PROBES = (

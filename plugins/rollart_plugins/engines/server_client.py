@@ -17,6 +17,8 @@ from rollart_plugins.engines.server_answers import Json
 
 CONTROL_S = 60.0
 """Maximum time for a response that needs no computation."""
+IDLE_S = 2.0
+"""A connection that is idle for longer is not used again. The servers close theirs after 5 s."""
 
 
 class ServerRefusal(InferenceFailure):
@@ -44,9 +46,12 @@ class ServerClient:
         return await self._ask("GET", path, None, limit_s)
 
     async def post(
-        self, path: str, body: Json | None = None, *, limit_s: float | None = CONTROL_S
+        self, path: str, body: Json | bytes | None = None, *, limit_s: float | None = CONTROL_S
     ) -> Any:
         """Send a JSON body and return the JSON of the response.
+
+        Encode large bodies in a thread before: meanwhile, this event loop would not notice that the
+        server closes its connection.
 
         Raises:
             EngineDied: If the connection cannot be established, or is lost.
@@ -70,14 +75,16 @@ class ServerClient:
         if session is not None:
             await session.close()
 
-    async def _ask(self, method: str, path: str, body: Json | None, limit_s: float | None) -> Any:
+    async def _ask(
+        self, method: str, path: str, body: Json | bytes | None, limit_s: float | None
+    ) -> Any:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), headers=self._headers
-            )
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         limit = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONTROL_S)
         # a file object is sent in pieces, which suits large weights
-        data = None if body is None else io.BytesIO(json.dumps(body).encode())
+        encoded = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        data = None if encoded is None else io.BytesIO(encoded)
         headers = {"Content-Type": "application/json"}
         try:
             async with self._session.request(

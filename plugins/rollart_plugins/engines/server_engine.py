@@ -10,7 +10,9 @@ Never: tokenizes, restarts a dead server (the owner of the engine does, with the
 accepts weights of another run.
 
 Every swap has a unique tag, ``<policy_version>/<number of the swap>``, which is the server's weight
-version. If a trainer was rolled back and publishes a version again, it gets another tag.
+version. If a trainer was rolled back and publishes a version again, it gets another tag. LoRA
+adapters (``lora.sync: adapter``) have such tags as names: the server does not pause, and a request
+ends with the adapter that it began with.
 """
 
 from __future__ import annotations
@@ -19,14 +21,16 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
+from rollart_core.config.training import LoRA
 from rollart_core.contracts.inference import (
     EngineStats,
     GenerateRequest,
@@ -38,12 +42,23 @@ from rollart_core.contracts.inference import (
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure, first_line
 from rollart_plugins.engines.config import EngineServerConfig
-from rollart_plugins.engines.hub_names import as_in_files, keeps_names
-from rollart_plugins.engines.incoming import Incoming, fetch
+from rollart_plugins.engines.incoming import Incoming, fetch, request_broadcast
 from rollart_plugins.engines.requests import check_request
-from rollart_plugins.engines.server_answers import Answer, KvOrigin, generate_result
+from rollart_plugins.engines.server_adapters import (
+    AdapterTransport,
+    adapter_name,
+    check_adapters,
+    empty_adapter,
+    matrices,
+)
+from rollart_plugins.engines.server_answers import (
+    Answer,
+    KvOrigin,
+    generate_result,
+    of_adapter,
+)
 from rollart_plugins.engines.server_checks import ModelFacts, ServerFacts, model_facts
-from rollart_plugins.engines.server_client import ServerClient
+from rollart_plugins.engines.server_client import ServerClient, ServerRefusal
 from rollart_plugins.engines.server_process import ServerProcess, free_port
 
 if TYPE_CHECKING:
@@ -52,14 +67,21 @@ if TYPE_CHECKING:
 _ASK_AGAIN_S = 0.2
 _ABORT_AGAIN_S = 0.5
 _ABORTS = 60
+_TAG = re.compile(r"-?\d+/\d+\.\d+")
 _ROUTER_WORKERS = "/workers"
 """sglang-router (0.3) and its variants list their servers here; servers have no such endpoint."""
 
+SleepingPart = Literal["weights", "kv_cache"]
+"""A part of a server's memory that is allocated again by itself; both servers use these names."""
 T = TypeVar("T")
 
 
 class WeightTransport(ABC):
     """One transport of weights to a server."""
+
+    num_ranks: int = 0
+    """Number of the server's processes that can receive a broadcast of the trainer. 0: it cannot,
+    and :meth:`send` never gets an :class:`Incoming`."""
 
     @abstractmethod
     def prepare(
@@ -79,6 +101,11 @@ class WeightTransport(ABC):
     @abstractmethod
     async def send(self, ready: Any, tag: str, *, keep_kv: bool) -> None:
         """Load these weights into a paused server, under the version ``tag``.
+
+        Args:
+            ready: The result of :meth:`prepare`, or the broadcast to receive.
+            tag: The server's name of these weights.
+            keep_kv: Whether the KV cache stays valid.
 
         Raises:
             InferenceFailure: If the server rejects them.
@@ -104,6 +131,8 @@ class _Flight:
     """Number of weight swaps before it was sent."""
     ended: asyncio.Future[None]
     """Done: the call returns as aborted, regardless of the server's answer."""
+    adapter: str = ""
+    """Tag of the adapter that the request names. Empty: none, or not sent yet."""
 
 
 class ServerEngine(InferenceEngine):
@@ -111,10 +140,20 @@ class ServerEngine(InferenceEngine):
 
     server: ClassVar[str]
     """The name of the server's program, for errors."""
+    adapter_flags: ClassVar[str]
+    """What a running server must be started with for LoRA adapters; ``{rank}`` is their rank."""
     answers_in_pause: ClassVar[bool]
     """Whether a paused server answers aborts and health checks."""
     config_type: ClassVar[type[EngineServerConfig]]
     _config: EngineServerConfig
+    _process: ServerProcess | None = None
+    _client: ServerClient | None = None
+    _transport: WeightTransport | AdapterTransport | None = None
+    _adapters: AdapterTransport | None = None
+    """The transport, if it is of adapters."""
+    _watching: asyncio.Task[None] | None = None
+    _paused = False
+    _asleep = False
 
     def __init__(
         self,
@@ -130,6 +169,8 @@ class ServerEngine(InferenceEngine):
         policy_version: int = 0,
         engine_index: int = 0,
         has_own_devices: bool = False,
+        lora: LoRA | None = None,
+        sleeps: bool = False,
         **options: object,
     ) -> None:
         """Store the options; :meth:`start` launches the server or connects to it.
@@ -146,6 +187,8 @@ class ServerEngine(InferenceEngine):
             policy_version: Version of the server's initial weights.
             engine_index: Index of this engine in the run.
             has_own_devices: Whether this process sees the GPUs of its server and no others.
+            lora: If given, the channel has only LoRA adapters, which the server loads as such.
+            sleeps: Whether the server must be able to free the memory of its GPU.
             options: The fields of ``config`` as keyword arguments, as the registry passes them.
 
         Raises:
@@ -158,19 +201,15 @@ class ServerEngine(InferenceEngine):
             )
         _check_url(self._config, engine_index)
         self._model_path, self._dtype, self._device = model_path, dtype, device
-        self._channel, self._index = channel, engine_index
+        self._channel, self._index, self._sleeps = channel, engine_index, sleeps
         shift = self._config.first_gpu + engine_index * self._config.tp_size
         self._first_gpu = 0 if has_own_devices else shift
         self._keep_kv, self._max_tokens = kv_on_swap == "keep", max_context_tokens
         self._version, self._num_swaps = policy_version, 0
         self._versions: dict[str, int] = {}
-        self._tag = ""  # of the weights in use
+        self._tag = ""  # of the weights in use; with adapters, of the base model
+        self._lora, self._adapter = lora, ""
         self._facts = ModelFacts()
-        self._process: ServerProcess | None = None
-        self._client: ServerClient | None = None
-        self._transport: WeightTransport | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._paused = False
         self._flights: dict[str, _Flight] = {}
         self._rids, self._tags = itertools.count(), itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -203,10 +242,23 @@ class ServerEngine(InferenceEngine):
         """Return the transport of new weights to the server."""
 
     @abstractmethod
+    def _new_adapters(self, client: ServerClient, lora: LoRA) -> AdapterTransport:
+        """Return the transport of LoRA adapters to the server.
+
+        Raises:
+            ConfigError: If an option does not fit them.
+        """
+
+    @abstractmethod
     async def _ask(
-        self, client: ServerClient, request: GenerateRequest, rid: str, max_new_tokens: int
+        self,
+        client: ServerClient,
+        request: GenerateRequest,
+        rid: str,
+        max_new_tokens: int,
+        adapter: str,
     ) -> Answer:
-        """Generate one turn on the server."""
+        """Generate one turn on the server, with the adapter of this name if it is not empty."""
 
     @abstractmethod
     async def _ask_abort(self, client: ServerClient, rid: str) -> None:
@@ -219,6 +271,14 @@ class ServerEngine(InferenceEngine):
     @abstractmethod
     async def _ask_continue(self, client: ServerClient) -> None:
         """Continue after a pause."""
+
+    @abstractmethod
+    async def _ask_sleep(self, client: ServerClient) -> None:
+        """Free the memory of weights and KV cache on a paused server."""
+
+    @abstractmethod
+    async def _ask_wake(self, client: ServerClient, part: SleepingPart) -> None:
+        """Allocate the memory of a part again, without its content."""
 
     @abstractmethod
     async def _end_swap(self, client: ServerClient) -> None:
@@ -259,13 +319,53 @@ class ServerEngine(InferenceEngine):
             if self._process is None:
                 await _check_router(self._client)
             seen = await self._check(self._client)
-            self._transport = self._new_transport(self._client, seen)
+            if self._lora is None:
+                self._transport = self._new_transport(self._client, seen)
+            else:
+                self._adapters = self._new_adapters(self._client, self._lora)
+                self._transport = self._adapters
+                await self._try_adapter(self._client, self._adapters, self._lora)
         except BaseException:
             await self.close()
             raise
         self._tag = seen.weight_version
         self._versions[self._tag] = self._version
         self._watching = asyncio.create_task(self._watch(self._client), name=f"watch {self.server}")
+
+    async def _try_adapter(
+        self, client: ServerClient, adapters: AdapterTransport, lora: LoRA
+    ) -> None:
+        """Load an adapter without effect on the server, and unload it.
+
+        Raises:
+            ConfigError: If the server does not load it.
+        """
+        if self._process is None:
+            await adapters.take_over()
+        tensors = empty_adapter(self._facts.shapes, lora)
+        if not tensors:
+            return  # the model is not a local folder: the first adapter is the test
+        ready = await asyncio.to_thread(adapters.prepare, tensors.items())
+        try:
+            async with asyncio.timeout(self._config.update_s):
+                await adapters.send(ready, self._new_tag(self._version), keep_kv=False)
+        except (ServerRefusal, TimeoutError) as e:
+            flags = "" if self._process else f"; start it with {self.adapter_flags}"
+            raise ConfigError(
+                f"lora.sync: adapter: the {self.server} server does not load an adapter of rank "
+                f"{lora.rank} for {', '.join(matrices(tensors))}: {first_line(str(e))}"
+                f"{flags.format(rank=lora.rank)}; or use lora.sync: merged"
+            ) from e
+        await adapters.keep_only(set())
+
+    def _changed_base(self, weight_version: str) -> str | None:
+        """Return what is wrong with a running server that has weights of an earlier run."""
+        if self._lora is None or not _TAG.fullmatch(weight_version):
+            return None
+        return (
+            f"has the weights {weight_version!r} of an earlier run, but adapters need those of the "
+            "model: restart it, or use lora.sync: merged"
+        )
 
     def _api_key(self) -> str:
         variable = self._config.api_key_variable
@@ -313,7 +413,8 @@ class ServerEngine(InferenceEngine):
             if how is not None:
                 self._die(f"the {self.server} server ended ({how})")
             elif time.monotonic() - looked >= self._config.look_every_s:
-                is_held = self._swap_lock.locked() or (self._paused and not self.answers_in_pause)
+                is_stopped = self._paused or self._asleep
+                is_held = self._swap_lock.locked() or (is_stopped and not self.answers_in_pause)
                 if is_held or await self._is_alive(client):
                     heard = time.monotonic()
                 elif time.monotonic() - heard >= self._config.silent_s:
@@ -381,7 +482,7 @@ class ServerEngine(InferenceEngine):
             self._busy_since = time.monotonic()
         self._flights[request.request_id] = flight
         try:
-            answer = await self._or_death(self._answer(request, rid, most), ended)
+            answer = await self._or_death(self._answer(request, flight, most), ended)
             if answer is None:
                 return GenerateResult([], [], (), "abort")
             return self._result(answer, flight)
@@ -393,9 +494,12 @@ class ServerEngine(InferenceEngine):
             if not self._flights:
                 self._busy_s += time.monotonic() - self._busy_since
 
-    async def _answer(self, request: GenerateRequest, rid: str, max_new_tokens: int) -> Answer:
+    async def _answer(self, request: GenerateRequest, flight: _Flight, most: int) -> Answer:
         await self._open.wait()
-        return await self._ask(self._ready(), request, rid, max_new_tokens)
+        flight.adapter = self._adapter
+        name = adapter_name(flight.adapter) if flight.adapter else ""
+        answer = await self._ask(self._ready(), request, flight.rid, most, name)
+        return of_adapter(answer, flight.adapter, self._tag) if flight.adapter else answer
 
     def _result(self, answer: Answer, flight: _Flight) -> GenerateResult:
         first: KvOrigin = "fresh"
@@ -469,13 +573,19 @@ class ServerEngine(InferenceEngine):
             self._versions[tag] = incoming.policy_version
             began = time.monotonic()
             # a running server's cache can be of any weights, so the first swap flushes it
-            keep = self._keep_kv and self._num_swaps > 0
+            can_keep = self._keep_kv and self._num_swaps > 0 and not self._asleep
+            keep = self._lora is not None or can_keep
             await self._swap(
-                client, partial(transport.send, ready, tag, keep_kv=keep), keep_kv=keep
+                client, partial(self._send, client, transport, ready, tag, keep), keep_kv=keep
             )
             stall_s = time.monotonic() - began
             lost = 0 if keep else sum(f.num_tokens for f in self._flights.values())
-            self._version, self._tag = incoming.policy_version, tag
+            self._version = incoming.policy_version
+            if self._adapters is None:
+                self._tag = tag
+            else:
+                self._adapter = tag
+                await self._unload_adapters(self._adapters)
             return WeightSwap(
                 incoming.policy_version,
                 stall_s,
@@ -488,26 +598,91 @@ class ServerEngine(InferenceEngine):
     async def _swap(
         self, client: ServerClient, send: Callable[[], Coroutine[Any, Any, None]], *, keep_kv: bool
     ) -> None:
-        """Pause, send, continue; a server that does not accept all of it counts as dead."""
+        """Pause, send, continue; a server that does not accept all of it counts as dead.
+
+        Adapters are sent without a pause.
+        """
+        pauses = self._adapters is None
         try:
             async with asyncio.timeout(self._config.update_s):
-                await self._or_death(self._ask_pause(client, keep_kv=keep_kv))
+                if pauses and not self._asleep:
+                    await self._or_death(self._ask_pause(client, keep_kv=keep_kv))
                 self._num_swaps += 1
                 await self._or_death(send())
-                if not self._paused:
+                if pauses and not self._paused:
                     await self._or_death(self._ask_continue(client))
+                    self._open.set()
+                self._asleep = False
         except (InferenceFailure, TimeoutError, RuntimeError) as e:
             late = f"the server did not load them within {self._config.update_s:g} s"
             raise self._without_weights(str(e) or late) from e
+
+    async def _unload_adapters(self, adapters: AdapterTransport) -> None:
+        """Unload the adapters of no request.
+
+        SGLang does this after the last request that uses it, even an aborted one, so never in a
+        pause, in which no request ends.
+        """
+        if not self._paused:
+            used = {self._adapter, *(f.adapter for f in self._flights.values())}
+            await adapters.keep_only(used)
+
+    async def _send(
+        self,
+        client: ServerClient,
+        transport: WeightTransport | AdapterTransport,
+        ready: Any,
+        tag: str,
+        keep_kv: bool,
+    ) -> None:
+        """Send prepared weights to a paused server, and wake one that sleeps."""
+        if self._asleep:
+            await self._ask_wake(client, "weights")
+        await transport.send(ready, tag, keep_kv=keep_kv)
+        if self._asleep:
+            await self._ask_wake(client, "kv_cache")
+
+    async def sleep(self) -> None:
+        """Free the memory of weights and KV cache on the server's device.
+
+        Raises:
+            EngineDied: If the server does not do it.
+        """
+        client = self._ready()
+        async with self._swap_lock:
+            self._open.clear()
+            try:
+                async with asyncio.timeout(self._config.update_s):
+                    await self._or_death(self._ask_pause(client, keep_kv=False))
+                    await self._or_death(self._ask_sleep(client))
+            except (InferenceFailure, TimeoutError) as e:
+                late = f"no answer within {self._config.update_s:g} s"
+                self._die(f"the server did not release its memory: {first_line(str(e)) or late}")
+                raise self._died("sleep") from e
+            self._asleep = True
+
+    async def wake(self, policy_version: int) -> WeightSwap:
+        """Load weights, and allocate the memory for them; see :meth:`load_weights`."""
+        return await self.load_weights(policy_version)
 
     def _without_weights(self, why: str) -> EngineDied:
         self._die(f"new weights failed: {first_line(why)}")
         return self._died("load_weights")
 
     def _prepared(
-        self, channel: WeightChannel, transport: WeightTransport, policy_version: int
+        self,
+        channel: WeightChannel,
+        transport: WeightTransport | AdapterTransport,
+        policy_version: int,
     ) -> tuple[Incoming, Any]:
         """Fetch weights, and prepare each tensor for the transport as it arrives; in a thread."""
+        if transport.num_ranks:
+            incoming = request_broadcast(channel, policy_version, transport.num_ranks)
+            if incoming is not None:
+                assert incoming.broadcast is not None
+                rows = [row for bucket in incoming.broadcast.buckets for row in bucket]
+                self._facts.check_fit({name: shape for name, _, shape in rows})
+                return incoming, incoming
         ready: list[Any] = []
 
         def stage(tensors: Iterable[tuple[str, torch.Tensor]], files: Sequence[Path] | None) -> int:
@@ -516,20 +691,28 @@ class ServerEngine(InferenceEngine):
 
             def seen() -> Iterator[tuple[str, torch.Tensor]]:
                 nonlocal num_bytes
-                for name, tensor in as_in_files(tensors, self._facts.architectures):
+                for name, tensor in tensors:
                     shapes[name] = tuple(tensor.shape)
                     num_bytes += tensor.nbytes
                     yield name, tensor
-                self._facts.check_fit(shapes)
+                if self._lora is None:
+                    self._facts.check_fit(shapes)
+                else:
+                    check_adapters(shapes, self._facts.shapes)
 
             # a server of another user may not read the channel's folder
-            is_ours = self._process is not None and keeps_names(self._facts.architectures)
+            is_ours = self._process is not None
             ready[:] = [transport.prepare(seen(), files if is_ours else None)]
             return num_bytes
 
         return fetch(channel, policy_version, stage), ready[0]
 
+    def _first_tag(self) -> str:
+        """Return a tag of the initial weights; below adapters, it never names changed weights."""
+        return ("base/" if self._lora else "") + self._new_tag(self._version)
+
     def _new_tag(self, policy_version: int) -> str:
+        """Return a new tag; they match :data:`_TAG`."""
         return f"{policy_version}/{os.getpid()}.{next(self._tags)}"
 
     async def pause(self) -> None:

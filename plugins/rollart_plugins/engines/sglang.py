@@ -9,22 +9,33 @@ from __future__ import annotations
 import contextlib
 from typing import ClassVar
 
+from rollart_core.config.training import LoRA
 from rollart_core.contracts.inference import GenerateRequest
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure
 from rollart_plugins.engines import sglang_dialect as dialect
 from rollart_plugins.engines.config import EngineServerConfig, SGLangConfig
+from rollart_plugins.engines.server_adapters import (
+    NUM_ADAPTERS,
+    AdapterTransport,
+    empty_adapter,
+    matrices,
+)
 from rollart_plugins.engines.server_answers import Answer, Json
 from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
 from rollart_plugins.engines.server_client import ServerClient
-from rollart_plugins.engines.server_engine import ServerEngine, WeightTransport
+from rollart_plugins.engines.server_engine import ServerEngine, SleepingPart, WeightTransport
 from rollart_plugins.engines.server_process import launcher
-from rollart_plugins.engines.sglang_weights import new_transport
+from rollart_plugins.engines.sglang_weights import SGLangTransport
 
 
 class SGLangEngine(ServerEngine):
     """One SGLang server; see :class:`ServerEngine` for the arguments."""
 
     server: ClassVar[str] = dialect.SERVER
+    adapter_flags: ClassVar[str] = (
+        "--enable-lora, --max-lora-rank {rank} or more, --lora-target-modules with these matrices "
+        "and --max-loras-per-batch 4"
+    )
     answers_in_pause: ClassVar[bool] = False
     config_type: ClassVar[type[EngineServerConfig]] = SGLangConfig
     _config: SGLangConfig
@@ -38,9 +49,11 @@ class SGLangEngine(ServerEngine):
             "model_path": self._model_path,
             "dtype": self._dtype,
             "context_length": self._max_tokens + dialect.CONTEXT_MARGIN,
-            "weight_version": self._new_tag(self._version),
+            "weight_version": self._first_tag(),
             # with overlap, a step in flight would assign its tokens to the next weights
             "disable_overlap_schedule": self._keep_kv,
+            **self._adapter_options(),
+            "enable_memory_saver": self._sleeps and not on_cpu,
             **config.server_args,
             "host": "127.0.0.1",
             "port": port,
@@ -49,6 +62,17 @@ class SGLangEngine(ServerEngine):
         return argv + dialect.flags(options, on_cpu=on_cpu), dialect.environment(
             config.environment, on_cpu=on_cpu
         )
+
+    def _adapter_options(self) -> Json:
+        if self._lora is None:
+            return {}
+        known = matrices(empty_adapter(self._facts.shapes, self._lora))
+        return {
+            "enable_lora": True,
+            "max_lora_rank": self._lora.rank,
+            "lora_target_modules": known or list(self._lora.target_modules or ("all",)),
+            "max_loras_per_batch": NUM_ADAPTERS,
+        }
 
     async def _check(self, client: ServerClient) -> ServerFacts:
         info = await client.get(dialect.MODEL_INFO)
@@ -68,6 +92,9 @@ class SGLangEngine(ServerEngine):
 
     def _trouble(self, info: Json, about: Json) -> str | None:
         model, max_tokens = self._facts, self._max_tokens
+        weights = str(info.get("weight_version"))
+        if self._process is None and (trouble := self._changed_base(weights)):
+            return trouble
         theirs = tuple(info.get("architectures") or ())
         if model.architectures and theirs and theirs != model.architectures:
             return f"has the model {theirs[0]}, but the run's model is {model.architectures[0]}"
@@ -88,18 +115,40 @@ class SGLangEngine(ServerEngine):
                 "uses the overlap schedule, which would assign a token to the next weights: start "
                 "it with --disable-overlap-schedule, or use rollout.kv_on_swap: recompute"
             )
+        is_on_gpu = about.get("device") not in ("cpu", None)
+        if self._sleeps and is_on_gpu and not about.get("enable_memory_saver"):
+            return (
+                "cannot free its GPU's memory, which runtime.colocate needs: start it with "
+                "--enable-memory-saver"
+            )
         cache = about.get("max_total_num_tokens")
         if cache is not None and int(cache) < max_tokens:
             return f"has a KV cache of {cache} tokens, too small for a row of {max_tokens}"
         return None
 
     def _new_transport(self, client: ServerClient, seen: ServerFacts) -> WeightTransport:
-        return new_transport(self._config, client, seen, self._model_path)
+        return SGLangTransport(self._config, client, self._model_path, seen.tp_size)
+
+    def _new_adapters(self, client: ServerClient, lora: LoRA) -> AdapterTransport:
+        return AdapterTransport(
+            client,
+            "sglang",
+            self._config.weights_folder,
+            load=dialect.LOAD_ADAPTER,
+            unload=dialect.UNLOAD_ADAPTER,
+        )
 
     async def _ask(
-        self, client: ServerClient, request: GenerateRequest, rid: str, max_new_tokens: int
+        self,
+        client: ServerClient,
+        request: GenerateRequest,
+        rid: str,
+        max_new_tokens: int,
+        adapter: str,
     ) -> Answer:
         body = dialect.generate_body(request, rid, max_new_tokens)
+        if adapter:
+            body["lora_path"] = adapter
         return dialect.read_answer(await client.post(dialect.GENERATE, body, limit_s=None))
 
     async def _ask_abort(self, client: ServerClient, rid: str) -> None:
@@ -110,6 +159,12 @@ class SGLangEngine(ServerEngine):
 
     async def _ask_continue(self, client: ServerClient) -> None:
         await client.post(dialect.CONTINUE)
+
+    async def _ask_sleep(self, client: ServerClient) -> None:
+        await client.post(dialect.RELEASE_MEMORY, {"tags": ["weights", "kv_cache"]}, limit_s=None)
+
+    async def _ask_wake(self, client: ServerClient, part: SleepingPart) -> None:
+        await client.post(dialect.RESUME_MEMORY, {"tags": [part]}, limit_s=None)
 
     async def _end_swap(self, client: ServerClient) -> None:
         with contextlib.suppress(EngineDied, InferenceFailure, TimeoutError):

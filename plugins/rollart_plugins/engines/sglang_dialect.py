@@ -21,11 +21,13 @@ SERVER: Final = "SGLang"
 GENERATE, ABORT = "/generate", "/abort_request"
 MODEL_INFO, SERVER_INFO, LOADS = "/model_info", "/server_info", "/v1/loads?include=core"
 PAUSE, CONTINUE = "/pause_generation", "/continue_generation"
+RELEASE_MEMORY, RESUME_MEMORY = "/release_memory_occupation", "/resume_memory_occupation"
 BEGIN_UPDATE, END_UPDATE = "/begin_weight_update", "/end_weight_update"
 UPDATE_FROM_DISK = "/update_weights_from_disk"
 UPDATE_FROM_TENSOR = "/update_weights_from_tensor"
 UPDATE_FROM_DISTRIBUTED = "/update_weights_from_distributed"
 JOIN_GROUP, LEAVE_GROUP = "/init_weights_update_group", "/destroy_weights_update_group"
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/load_lora_adapter", "/unload_lora_adapter"
 TOKENIZE = "/v1/tokenize"
 
 CONTEXT_MARGIN = 8
@@ -40,6 +42,7 @@ _CPU: Json = {
     "cuda_graph_backend_prefill": "disabled",
     "sleep_on_idle": True,
 }
+_CPU_ADAPTERS: Json = {"lora_backend": "torch_native"}
 _ENVIRONMENT = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
 """With the margin, the context can be longer than the model's maximum; no token uses the margin."""
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
@@ -47,7 +50,10 @@ _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 
 def flags(options: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
     """Return the command line flags of a server; ``options`` override the defaults for a CPU."""
-    return [*_LAUNCH, *command_flags({**(_CPU if on_cpu else {}), **options})]
+    cpu = _CPU if on_cpu else {}
+    if on_cpu and options.get("enable_lora"):
+        cpu = {**cpu, **_CPU_ADAPTERS}
+    return [*_LAUNCH, *command_flags({**cpu, **options})]
 
 
 def environment(more: Mapping[str, str], *, on_cpu: bool) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""The transports of new weights from the engine's process to its SGLang server.
+"""The transports of new weights to an SGLang server.
 
-    tensor        base64 of pickled tensors, in the requests themselves
-    disk          a model folder that the server loads like its initial weights
-    distributed   a broadcast from this process (rank 0) to the server's (ranks 1 .. tp_size)
+    tensors     base64 of pickled tensors, in the requests themselves
+    folders     a model folder that the server loads like its initial weights
+    broadcast   from the trainer (rank 0) to the processes of all servers
 
 Takes: full tensors that fit the model. Gives: a server that has all of them under one tag.
 Never: pauses the server (the engine does), or waits without a limit.
@@ -13,25 +13,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import os
+import json
 import pickle
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed
-
+from rollart_core.contracts.weights import Broadcast
 from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_plugins.engines import sglang_dialect as dialect
 from rollart_plugins.engines.config import SGLangConfig
+from rollart_plugins.engines.incoming import Incoming
 from rollart_plugins.engines.server_answers import Json
-from rollart_plugins.engines.server_checks import ServerFacts
 from rollart_plugins.engines.server_client import ServerClient
 from rollart_plugins.engines.server_engine import WeightTransport
-from rollart_plugins.engines.server_process import free_port
 from rollart_plugins.engines.weight_files import (
     Named,
     folder_beside,
@@ -41,11 +37,9 @@ from rollart_plugins.engines.weight_files import (
     written,
 )
 
-dist: Any = torch.distributed  # its exports are not typed
 
-
-class DiskTransport(WeightTransport):
-    """A model folder for each version: config and tokenizer copied, weights written."""
+class FolderTransport(WeightTransport):
+    """A model folder for each version: config and tokenizer copied, weights linked or written."""
 
     def __init__(
         self, client: ServerClient, model: Path, folder: str | None, bucket_bytes: int
@@ -95,7 +89,7 @@ class DiskTransport(WeightTransport):
 
 
 class _Session:
-    """Common code of both tensor transports: an update consists of buckets."""
+    """An update that consists of buckets."""
 
     def __init__(self, client: ServerClient, bucket_bytes: int) -> None:
         self.client, self._bucket_bytes = client, bucket_bytes
@@ -129,13 +123,17 @@ def _last_words(is_last: bool, tag: str, keep_kv: bool) -> Json:
     }
 
 
-class TensorTransport(WeightTransport):
-    """Pickled tensors in the request."""
+def _encoded(body: Json) -> bytes:
+    return json.dumps(body).encode()
 
-    def __init__(self, client: ServerClient, tp_size: int, bucket_bytes: int) -> None:
-        self._session, self._tp_size = _Session(client, bucket_bytes), tp_size
 
-    def prepare(self, tensors: Iterable[Named], files: Sequence[Path] | None = None) -> list[str]:
+class TensorTransport:
+    """Pickled tensors in the requests of an update."""
+
+    def __init__(self, session: _Session, tp_size: int) -> None:
+        self._session, self._tp_size = session, tp_size
+
+    def prepare(self, tensors: Iterable[Named]) -> list[str]:
         """Pickle clones of the tensors; a pickled view would contain its whole storage."""
         return [
             base64.b64encode(
@@ -145,157 +143,117 @@ class TensorTransport(WeightTransport):
         ]
 
     async def send(self, ready: list[str], tag: str, *, keep_kv: bool) -> None:
-        """See :meth:`WeightTransport.send`."""
-        async with self._session.update():
-            for i, bucket in enumerate(ready):
-                body = {
-                    "serialized_named_tensors": [bucket] * self._tp_size,
-                    **_last_words(i == len(ready) - 1, tag, keep_kv),
-                }
-                await self._session.client.post(dialect.UPDATE_FROM_TENSOR, body, limit_s=None)
+        """Send the buckets; the last one has the tag."""
+        for i, bucket in enumerate(ready):
+            body = {
+                "serialized_named_tensors": [bucket] * self._tp_size,
+                **_last_words(i == len(ready) - 1, tag, keep_kv),
+            }
+            encoded = await asyncio.to_thread(_encoded, body)
+            await self._session.client.post(dialect.UPDATE_FROM_TENSOR, encoded, limit_s=None)
 
 
-class DistributedTransport(WeightTransport):
-    """A broadcast; the process group exists as long as the server."""
+class SGLangTransport(WeightTransport):
+    """The transport that needs the fewest copies.
+
+    broadcast, the channel can broadcast: the server's processes receive from the trainer
+    files, the channel consists of files that the server can read: it loads them through links
+    folder, ``weights_folder`` is set: a folder for each version is written there
+    tensors, otherwise: in the requests
+    """
 
     def __init__(
-        self, client: ServerClient, config: SGLangConfig, backend: str, tp_size: int
+        self, config: SGLangConfig, client: ServerClient, model_path: str, tp_size: int
     ) -> None:
+        self.num_ranks = tp_size
         self._session = _Session(client, config.bucket_bytes)
-        self._backend, self._host, self._tp_size = backend, config.host, tp_size
-        self._limit = timedelta(seconds=config.update_s)
-        self._device = torch.device("cuda" if backend == "nccl" else "cpu")
-        self._group: Any = None
-        self._name = ""
+        self._tensors = TensorTransport(self._session, tp_size)
+        self._config, self._model_path = config, model_path
+        self._folders: FolderTransport | None = None
+        self._group = ""
 
-    def prepare(
-        self, tensors: Iterable[Named], files: Sequence[Path] | None = None
-    ) -> list[list[Named]]:
-        """Move the tensors to the device of the broadcast."""
-        moved = ((name, t.detach().to(self._device).contiguous()) for name, t in tensors)
-        return list(self._session.buckets(moved))
+    def prepare(self, tensors: Iterable[Named], files: Sequence[Path] | None = None) -> Any:
+        """See :meth:`WeightTransport.prepare`."""
+        if not (files or self._config.weights_folder):
+            return self._tensors.prepare(tensors)
+        if self._folders is None:
+            folder, bucket_bytes = self._config.weights_folder, self._config.bucket_bytes
+            model = model_folder(self._model_path)
+            self._folders = FolderTransport(self._session.client, model, folder, bucket_bytes)
+        return self._folders.prepare(tensors, files)
 
-    async def send(self, ready: list[list[Named]], tag: str, *, keep_kv: bool) -> None:
-        """See :meth:`WeightTransport.send`; if a server rejects them, no broadcast is received."""
-        if self._group is None:
-            await self._join()
+    async def send(self, ready: Any, tag: str, *, keep_kv: bool) -> None:
+        """See :meth:`WeightTransport.send`."""
+        if isinstance(ready, Incoming):
+            assert ready.broadcast is not None
+            await self._receive(ready.broadcast, tag, keep_kv=keep_kv)
+        elif isinstance(ready, Path):
+            assert self._folders is not None
+            await self._folders.send(ready, tag, keep_kv=keep_kv)
+        else:
+            async with self._session.update():
+                await self._tensors.send(ready, tag, keep_kv=keep_kv)
+
+    async def _receive(self, broadcast: Broadcast, tag: str, *, keep_kv: bool) -> None:
+        """Let the server receive a broadcast; if it fails, send the rest in requests."""
+        done, client = 0, self._session.client
         async with self._session.update():
-            for i, bucket in enumerate(ready):
-                body = {
-                    "names": [name for name, _ in bucket],
-                    "dtypes": [str(t.dtype).removeprefix("torch.") for _, t in bucket],
-                    "shapes": [list(t.shape) for _, t in bucket],
-                    "group_name": self._name,
-                    **_last_words(i == len(ready) - 1, tag, keep_kv),
-                }
-                await self._both(
-                    self._session.client.post(dialect.UPDATE_FROM_DISTRIBUTED, body, limit_s=None),
-                    asyncio.to_thread(self._broadcast, bucket),
-                )
+            try:
+                await self._join(broadcast)
+                for i, bucket in enumerate(broadcast.buckets):
+                    names, dtypes, shapes = zip(*bucket, strict=True)
+                    body = {
+                        "names": names,
+                        "dtypes": dtypes,
+                        "shapes": shapes,
+                        "group_name": self._group,
+                        "load_format": "flattened_bucket",
+                        **_last_words(i == len(broadcast.buckets) - 1, tag, keep_kv),
+                    }
+                    await client.post(dialect.UPDATE_FROM_DISTRIBUTED, body, limit_s=None)
+                    done += 1
+            except InferenceFailure:
+                if done < len(broadcast.buckets):
+                    await self._send_rest(broadcast, done, tag, keep_kv=keep_kv)
 
-    async def _join(self) -> None:
-        port = free_port()
-        # a running server can have groups of earlier engines, so the name must be unique
-        self._name = f"rollart-{os.getpid()}-{port}"
-        body = {
-            "master_address": self._host,
-            "master_port": port,
-            "rank_offset": 1,
-            "world_size": 1 + self._tp_size,
-            "group_name": self._name,
-            "backend": self._backend,
-        }
-        await self._both(
-            self._session.client.post(dialect.JOIN_GROUP, body, limit_s=None),
-            asyncio.to_thread(self._make_group, port),
-        )
-
-    async def _both(self, asked: Any, done_here: Any) -> None:
-        """Wait for the server's response and the local work; if one fails, cancel the other."""
-        ours = asyncio.ensure_future(done_here)
-        theirs = asyncio.ensure_future(asked)
+    async def _send_rest(self, broadcast: Broadcast, done: int, tag: str, *, keep_kv: bool) -> None:
+        await self.leave()
         try:
-            await asyncio.gather(theirs, ours)
-        except BaseException:
-            theirs.cancel()
-            self.close()  # releases the thread that waits in the broadcast
-            await asyncio.gather(ours, theirs, return_exceptions=True)
-            raise
+            ready = await asyncio.to_thread(self._tensors.prepare, broadcast.rest(done))
+        except (LookupError, TimeoutError) as e:
+            raise InferenceFailure(
+                f"the broadcast failed, and the rest cannot be fetched: {e}",
+                boundary="load_weights",
+            ) from e
+        await self._tensors.send(ready, tag, keep_kv=keep_kv)
 
-    def _make_group(self, port: int) -> None:
-        """Join as rank 0, in the way SGLang does: a group in addition to the default one."""
-        from torch.distributed import distributed_c10d
-
-        c10d: Any = distributed_c10d  # torch has no public API for a group besides the default one
-
-        store = dist.TCPStore(
-            self._host,
-            port,
-            1 + self._tp_size,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=self._limit,
-        )
-        group, _ = c10d._new_process_group_helper(
-            1 + self._tp_size,
-            0,
-            [],
-            c10d.Backend(self._backend),
-            c10d.PrefixStore(self._name, store),
-            group_name=self._name,
-            timeout=self._limit,
-        )
-        c10d._world.pg_group_ranks[group] = {i: i for i in range(1 + self._tp_size)}
-        self._group = group
-
-    def _broadcast(self, bucket: Sequence[Named]) -> None:
-        group = self._group
-        if group is None:
-            raise RuntimeError("the process group was aborted")
-        work = [dist.broadcast(t, src=0, group=group, async_op=True) for _, t in bucket]
-        for one in work:
-            one.wait(self._limit)
+    async def _join(self, broadcast: Broadcast) -> None:
+        """Join the group of a broadcast, unless the server is in it."""
+        if self._group == broadcast.group:
+            return
+        await self.leave()
+        self._group = broadcast.group
+        body = {
+            "master_address": broadcast.host,
+            "master_port": broadcast.port,
+            "rank_offset": broadcast.first_rank,
+            "world_size": broadcast.num_ranks,
+            "group_name": broadcast.group,
+            "backend": broadcast.backend,
+        }
+        await self._session.client.post(dialect.JOIN_GROUP, body, limit_s=None)
 
     async def leave(self) -> None:
         """Remove the server from the group."""
-        if self._group is not None:
+        group, self._group = self._group, ""
+        if group:
             with contextlib.suppress(InferenceFailure, TimeoutError):
-                await self._session.client.post(dialect.LEAVE_GROUP, {"group_name": self._name})
+                await self._session.client.post(dialect.LEAVE_GROUP, {"group_name": group})
 
     def close(self) -> None:
-        """Abort the group, even during a broadcast."""
-        group, self._group = self._group, None
-        if group is not None:
-            with contextlib.suppress(RuntimeError, AttributeError, ValueError):
-                group.abort()
-
-
-def new_transport(
-    config: SGLangConfig, client: ServerClient, server: ServerFacts, model_path: str
-) -> WeightTransport:
-    """Return the transport that the config selects."""
-    if config.weight_transport == "disk":
-        folder = model_folder(model_path)
-        return DiskTransport(client, folder, config.weights_folder, config.bucket_bytes)
-    if config.weight_transport == "tensor":
-        return TensorTransport(client, server.tp_size, config.bucket_bytes)
-    return DistributedTransport(client, config, _backend(config, server), server.tp_size)
-
-
-def _backend(config: SGLangConfig, server: ServerFacts) -> str:
-    """Return the backend of the broadcast; NCCL does not support two ranks on one GPU.
-
-    If the server is on this machine, this process and the server's first process can share a GPU.
-    """
-    if config.backend != "auto":
-        return config.backend
-    is_elsewhere = bool(config.url) and not _is_loopback(config.host)
-    can = server.device == "cuda" and torch.cuda.is_available()
-    return "nccl" if is_elsewhere and can else "gloo"
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
+        """Remove the folders."""
+        if self._folders is not None:
+            self._folders.close()
 
 
 def model_folder(model_path: str) -> Path:
@@ -315,7 +273,7 @@ def model_folder(model_path: str) -> Path:
         if isinstance(found, str):
             return Path(found).parent
     raise ConfigError(
-        "engine.weight_transport: disk requires the config of the model on this machine, but "
+        "weights in files require the config of the model on this machine, but "
         f"{model_path} is neither a folder nor in the hub's cache. Download it, or set "
         "model.path to its folder"
     )

@@ -23,14 +23,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from rollart_core.config.training import LoRA
 from rollart_core.contracts.inference import FinishReason, GenerateRequest
 from rollart_core.errors import ConfigError, InferenceFailure
+from rollart_core.models.hub_names import model_config
 from rollart_plugins.engines.config import EngineServerConfig, VllmConfig
-from rollart_plugins.engines.hub_names import model_config
+from rollart_plugins.engines.server_adapters import NUM_ADAPTERS, AdapterTransport
 from rollart_plugins.engines.server_answers import Answer, Json, odd_answer
 from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
 from rollart_plugins.engines.server_client import ServerClient, ServerRefusal
-from rollart_plugins.engines.server_engine import ServerEngine, WeightTransport
+from rollart_plugins.engines.server_engine import ServerEngine, SleepingPart, WeightTransport
 from rollart_plugins.engines.server_process import command_flags, launcher
 
 if TYPE_CHECKING:
@@ -38,9 +40,11 @@ if TYPE_CHECKING:
 
 SERVER: Final = "vLLM"
 GENERATE, ABORT = "/inference/v1/generate", "/abort_requests"
+SLEEP, WAKE = "/sleep?level=2&mode=keep", "/wake_up?tags="
 PAUSE, RESUME = "/pause?mode=keep&clear_cache=", "/resume"
 RPC, NAME_WEIGHTS, WEIGHTS = "/collective_rpc", "/update_weight_version", "/weight_info"
 VERSION, MODELS, METRICS, TOKENIZE = "/version", "/v1/models", "/metrics", "/tokenize"
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 SERVER_INFO = "/server_info?config_format=json"
 POSTED = (ABORT, "/pause", RESUME, RPC, NAME_WEIGHTS)
 """Endpoints that a server must have. All of them only accept POST."""
@@ -55,8 +59,13 @@ _INFO_S = 300.0
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
+_ADAPTER_ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 _CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """By default, all servers on a machine would bind their threads to the same cores."""
+
+
+_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that ``--max-lora-rank`` accepts."""
 
 
 class VllmEngine(ServerEngine):
@@ -64,6 +73,10 @@ class VllmEngine(ServerEngine):
 
     server: ClassVar[str] = SERVER
     answers_in_pause: ClassVar[bool] = True
+    adapter_flags: ClassVar[str] = (
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, --enable-lora, "
+        "--max-lora-rank {rank} or more and --max-loras 4"
+    )
     config_type: ClassVar[type[EngineServerConfig]] = VllmConfig
     _config: VllmConfig
     _is_on_cpu = False
@@ -76,8 +89,10 @@ class VllmEngine(ServerEngine):
             "tensor_parallel_size": config.tp_size,
             "seed": secrets.randbits(31),  # servers with one seed sample the same tokens
             "enforce_eager": self._is_on_cpu,
+            "enable_sleep_mode": self._sleeps and not self._is_on_cpu,
             "enable_prompt_tokens_details": True,
             "disable_uvicorn_access_log": True,
+            **self._adapter_options(),
             **config.server_args,
             "enable_scale_out": True,
             "logprobs_mode": "processed_logprobs",
@@ -89,19 +104,43 @@ class VllmEngine(ServerEngine):
             devices = _CPU_ENVIRONMENT
         else:
             devices = {"CUDA_VISIBLE_DEVICES": _visible(first_gpu, config.tp_size)}
-        environment = {"PYTHONPATH": "", **_ENVIRONMENT, **devices, **config.environment}
+        adapters = {} if self._lora is None else _ADAPTER_ENVIRONMENT
+        environment = {
+            "PYTHONPATH": "",
+            **_ENVIRONMENT,
+            **adapters,
+            **devices,
+            **config.environment,
+        }
         return [*argv, self._model_path, *command_flags(options)], environment
+
+    def _adapter_options(self) -> Json:
+        """Return the flags for LoRA adapters.
+
+        Raises:
+            ConfigError: If vLLM has no such rank.
+        """
+        if self._lora is None:
+            return {}
+        ranks = [rank for rank in _ADAPTER_RANKS if rank >= self._lora.rank]
+        if not ranks:
+            raise ConfigError(
+                f"lora.rank: vLLM loads adapters up to rank {_ADAPTER_RANKS[-1]}, not "
+                f"{self._lora.rank}; use lora.sync: merged"
+            )
+        return {"enable_lora": True, "max_lora_rank": ranks[0], "max_loras": NUM_ADAPTERS}
 
     # Checks
 
     async def _check(self, client: ServerClient) -> ServerFacts:
         version = await _version(client)
-        trouble = await _lacks(client) or await self._first_token(client)
+        sleep = ("/sleep", "/wake_up") if self._sleeps else ()
+        trouble = await _lacks(client, sleep) or await self._first_token(client)
         if trouble is None and self._process is None:
             trouble = await self._unsuitable(client)
         if trouble is not None:
             raise ConfigError(f"engine: the vLLM server at {client.url} ({version}) {trouble}")
-        tag = self._new_tag(self._version)
+        tag = self._first_tag()
         await client.post(NAME_WEIGHTS, {"new_version": tag})
         return ServerFacts(tag, device="cpu" if self._is_on_cpu else "cuda")
 
@@ -133,11 +172,19 @@ class VllmEngine(ServerEngine):
         models = (await client.get(MODELS))["data"]
         model, parallel = about["model_config"], about["parallel_config"]
         self._is_on_cpu = about["device_config"]["device"] == "cpu"
+        weights = (await client.get(WEIGHTS)).get("weight_version")
+        if trouble := self._changed_base(str(weights)):
+            return trouble
         mode = model.get("logprobs_mode")
         if mode != "processed_logprobs":
             return (
                 f"returns {mode}, but training needs the logprobs of the sampled distribution: "
                 "start it with --logprobs-mode processed_logprobs"
+            )
+        if self._sleeps and not self._is_on_cpu and not model.get("enable_sleep_mode"):
+            return (
+                "cannot free its GPU's memory, which runtime.colocate needs: start it with "
+                "--enable-sleep-mode"
             )
         limit = int(models[0].get("max_model_len") or self._max_tokens)
         if limit < self._max_tokens:
@@ -181,9 +228,16 @@ class VllmEngine(ServerEngine):
     # Requests
 
     async def _ask(
-        self, client: ServerClient, request: GenerateRequest, rid: str, max_new_tokens: int
+        self,
+        client: ServerClient,
+        request: GenerateRequest,
+        rid: str,
+        max_new_tokens: int,
+        adapter: str,
     ) -> Answer:
         body = generate_body(request, rid, max_new_tokens)
+        if adapter:
+            body["model"] = adapter
         return read_answer(await client.post(GENERATE, body, limit_s=None))
 
     async def _ask_abort(self, client: ServerClient, rid: str) -> None:
@@ -197,11 +251,21 @@ class VllmEngine(ServerEngine):
     def _new_transport(self, client: ServerClient, seen: ServerFacts) -> WeightTransport:
         return _FolderTransport(client, self._config.weights_folder, with_head=seen.device == "cpu")
 
+    def _new_adapters(self, client: ServerClient, lora: LoRA) -> AdapterTransport:
+        folder = self._config.weights_folder
+        return AdapterTransport(client, "vllm", folder, load=LOAD_ADAPTER, unload=UNLOAD_ADAPTER)
+
     async def _ask_pause(self, client: ServerClient, *, keep_kv: bool) -> None:
         await client.post(PAUSE + ("false" if keep_kv else "true"))
 
     async def _ask_continue(self, client: ServerClient) -> None:
         await client.post(RESUME)
+
+    async def _ask_sleep(self, client: ServerClient) -> None:
+        await client.post(SLEEP, limit_s=None)
+
+    async def _ask_wake(self, client: ServerClient, part: SleepingPart) -> None:
+        await client.post(WAKE + part, limit_s=None)
 
     async def _end_swap(self, client: ServerClient) -> None:
         await client.post(RESUME)
@@ -227,11 +291,12 @@ class _FolderTransport(WeightTransport):
         """Write or link the folder; see :meth:`WeightTransport.prepare`."""
         from rollart_plugins.engines.weight_files import folder_beside, link_model
 
-        if not files or self._with_head:
-            return self._written(tensors)
+        given = _with_head(tensors) if self._with_head else tensors
+        if not files:
+            return self._written(given)
         folder = folder_beside(files)
         try:
-            link_model(folder, files, tensors)
+            link_model(folder, files, given)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -246,7 +311,7 @@ class _FolderTransport(WeightTransport):
             folder = Path(tempfile.mkdtemp(dir=self._home))
             folder.chmod(0o755)  # the server can run as another user
         try:
-            write_model(folder, _with_head(tensors) if self._with_head else tensors)
+            write_model(folder, tensors)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -381,10 +446,10 @@ async def _version(client: ServerClient) -> str:
         ) from e
 
 
-async def _lacks(client: ServerClient) -> str | None:
-    """Return which endpoints for weights are missing; a GET of the others is answered with 405."""
+async def _lacks(client: ServerClient, more: Sequence[str] = ()) -> str | None:
+    """Return which endpoints are missing; a GET of the others is answered with 405."""
     missing = []
-    for path in (*POSTED, WEIGHTS):
+    for path in (*POSTED, *more, WEIGHTS):
         try:
             await client.get(path)
         except ServerRefusal as e:
@@ -393,7 +458,7 @@ async def _lacks(client: ServerClient) -> str | None:
     if not missing:
         return None
     return (
-        f"lacks {', '.join(missing)}, which new weights need: use {TESTED}, and start it with "
+        f"lacks {', '.join(missing)}, which the run needs: use {TESTED}, and start it with "
         "VLLM_SERVER_DEV_MODE=1 in its environment"
     )
 

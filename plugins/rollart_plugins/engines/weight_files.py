@@ -63,31 +63,28 @@ def write_model(folder: Path, tensors: Iterable[Named], bucket_bytes: int = BUCK
         InferenceFailure: If they cannot be written.
         Exception: Any error that ``tensors`` raises.
     """
-    from safetensors.torch import save_file
-
     where: dict[str, str] = {}
     num_bytes = 0
     for number, bucket in enumerate(buckets(tensors, bucket_bytes), 1):
         name = f"model-{number:05}.safetensors"
-        # safetensors rejects views of shared memory, and views would keep all of it alive
-        plain = {key: tensor.clone() for key, tensor in bucket}
-        with written(folder):
-            save_file(plain, folder / name, metadata={"format": "pt"})
-            (folder / name).chmod(0o644)  # by default, only this user can read it
-        where |= dict.fromkeys(plain, name)
-        num_bytes += sum(tensor.nbytes for tensor in plain.values())
+        _write_file(folder / name, dict(bucket))
+        where |= {key: name for key, _ in bucket}
+        num_bytes += sum(tensor.nbytes for _, tensor in bucket)
     with written(folder):
         _write_index(folder, num_bytes, where)
     return num_bytes
 
 
 def link_model(folder: Path, files: Sequence[Path], tensors: Iterable[Named]) -> int:
-    """Link existing files into a folder, without a copy; return the bytes of their tensors.
+    """Link existing files into a folder, without a copy; return the bytes of all tensors.
+
+    Tensors that are in none of the files are written to one more.
 
     Args:
         folder: The folder, on the file system of the files.
         files: Safetensors files.
-        tensors: The tensors in the files, which are checked by the caller as they are read here.
+        tensors: The tensors in the files, which are checked by the caller as they are read here,
+            and a few others.
 
     Raises:
         InferenceFailure: If the files cannot be linked.
@@ -107,10 +104,28 @@ def link_model(folder: Path, files: Sequence[Path], tensors: Iterable[Named]) ->
             raise _not_written(folder, e) from e
         with safe_open(folder / name, framework="pt") as held:
             where |= dict.fromkeys(held.keys(), name)
-    num_bytes = sum(tensor.nbytes for _, tensor in tensors)
+    num_bytes, others = 0, {}
+    for key, tensor in tensors:
+        num_bytes += tensor.nbytes
+        if key not in where:
+            others[key] = tensor
+    if others:
+        name = f"model-{len(files) + 1:05}.safetensors"
+        _write_file(folder / name, others)
+        where |= dict.fromkeys(others, name)
     with written(folder):
         _write_index(folder, num_bytes, where)
     return num_bytes
+
+
+def _write_file(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    # safetensors rejects views of shared memory, and views would keep all of it alive
+    plain = {key: tensor.clone() for key, tensor in tensors.items()}
+    with written(path.parent):
+        save_file(plain, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # by default, only this user can read it
 
 
 def _write_index(folder: Path, num_bytes: int, where: dict[str, str]) -> None:

@@ -79,7 +79,8 @@ class _Gathering:
     """Engines that requested the same version and receive it together."""
 
     policy_version: int
-    subscribers: list[_Subscriber] = field(default_factory=list)
+    subscribers: list[tuple[_Subscriber, int]] = field(default_factory=list)
+    """Each with its number of ranks: one, or the processes of its inference server."""
     complete: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -95,7 +96,7 @@ class Hub:
         self._broadcasting = threading.Lock()
         self._subscribers: dict[str, _Subscriber] = {}
         self._gathering: _Gathering | None = None
-        self._group: tuple[tuple[str, ...], BroadcastGroup] | None = None
+        self._group: tuple[tuple[tuple[str, int], ...], BroadcastGroup] | None = None
         self._threads: set[threading.Thread] = set()
         self._closed = False
         self._listener = socket.create_server((options.host, options.port))
@@ -180,7 +181,7 @@ class Hub:
         subscriber.connection.settimeout(self._options.timeout_s)
         try:
             if asked.get("ask") == "group":
-                self._together(subscriber, version)
+                self._together(subscriber, version, int(asked.get("ranks", 1)))
             else:
                 self._alone(subscriber, version_data, int(asked.get("from", 0)))
         finally:
@@ -194,14 +195,14 @@ class Hub:
 
     # Broadcasts
 
-    def _together(self, subscriber: _Subscriber, version: int) -> None:
+    def _together(self, subscriber: _Subscriber, version: int, num_ranks: int) -> None:
         """Join the concurrent requests for this version; the first of them serves all."""
         with self._lock:
             gathering = self._gathering
             is_first = gathering is None or gathering.policy_version != version
             if gathering is None or is_first:
                 gathering = self._gathering = _Gathering(version)
-            gathering.subscribers.append(subscriber)
+            gathering.subscribers.append((subscriber, num_ranks))
             self._end_gathering()
         if not is_first:
             gathering.done.wait()
@@ -216,7 +217,7 @@ class Hub:
     def _end_gathering(self) -> None:
         """Stop waiting when all connected engines have sent a request; requires the lock."""
         if self._gathering is not None:
-            asked = {subscriber.name for subscriber in self._gathering.subscribers}
+            asked = {subscriber.name for subscriber, _ in self._gathering.subscribers}
             if asked >= self._subscribers.keys():
                 self._gathering.complete.set()
 
@@ -224,33 +225,35 @@ class Hub:
         with self._lock:
             if self._gathering is gathering:
                 self._gathering = None
-            subscribers = sorted(gathering.subscribers, key=lambda g: g.name)
+            subscribers = sorted(gathering.subscribers, key=lambda g: g[0].name)
             version_data = self._versions.get(gathering.policy_version)
         if version_data is None:  # removed in the meantime
-            for subscriber in subscribers:
+            for subscriber, _ in subscribers:
                 _notify(subscriber, {"held": self.versions()})
             return
-        names = tuple(subscriber.name for subscriber in subscribers)
-        if self._group is not None and self._group[0] != names:
+        members = tuple((subscriber.name, num_ranks) for subscriber, num_ranks in subscribers)
+        if self._group is not None and self._group[0] != members:
             self._give_up_group()
         name = self._group[1].member.name if self._group else secrets.token_hex(8)
-        for rank, subscriber in enumerate(subscribers, 1):
-            place = {"name": name, "rank": rank, "size": len(subscribers) + 1}
+        size = 1 + sum(num_ranks for _, num_ranks in members)
+        rank = 1
+        for subscriber, num_ranks in subscribers:
+            place = {"name": name, "rank": rank, "size": size}
             _notify(subscriber, {"group": place, "store": self._store_port} | version_data.index())
+            rank += num_ranks
         try:
-            group = self._group[1] if self._group else self._join(name, names)
+            group = (
+                self._group[1] if self._group else self._join(Membership(name, 0, size), members)
+            )
             for block in version_data.blocks:
                 group.broadcast(block.memory.to(group.device))
         except RuntimeError:  # a member ended or is too slow: the others request the rest alone
             self._give_up_group()
 
-    def _join(self, name: str, names: tuple[str, ...]) -> BroadcastGroup:
+    def _join(self, place: Membership, members: tuple[tuple[str, int], ...]) -> BroadcastGroup:
         options = self._options
-        member = Membership(name, 0, len(names) + 1)
-        group = BroadcastGroup(
-            self._store, member, options.backend, options.host, options.timeout_s
-        )
-        self._group = (names, group)
+        group = BroadcastGroup(self._store, place, options.backend, options.host, options.timeout_s)
+        self._group = (members, group)
         return group
 
     def _give_up_group(self) -> None:

@@ -7,6 +7,9 @@
     fetch:    request; join the group of the concurrent requests; receive bucket by bucket
               if the group fails, the rest is sent over the engine's own connection
 
+The processes of an inference server can be members instead of the engine's process, which then
+receives nothing (:meth:`CollectiveChannel.broadcast`).
+
 Takes: tensors, one by one. Gives: the same tensors, as views of the received buckets.
 Never: waits without a limit, or requires all engines to be present.
 """
@@ -20,17 +23,18 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 
-from rollart_core.contracts.weights import Publication, WeightChannel
+from rollart_core.contracts.weights import Broadcast, Publication, WeightChannel
 from rollart_plugins.weights.broker import Block, Hub, HubOptions
 from rollart_plugins.weights.config import BUCKET_BYTES
 from rollart_plugins.weights.group import BroadcastGroup, Membership, open_store
-from rollart_plugins.weights.tensors import Tensors, buckets, pack, view
+from rollart_plugins.weights.tensors import Tensors, blocks, view
 from rollart_plugins.weights.wire import Message, receive, receive_block, send
 
 ADDRESS_FILE = "collective.json"
@@ -81,11 +85,11 @@ class CollectiveChannel(WeightChannel):
     def publish(self, policy_version: int, tensors: Tensors) -> Publication:
         """Copy the tensors to memory from which engines are served in the background."""
         began = time.perf_counter()
-        blocks = [Block(*pack(b)) for b in buckets(tensors, self._bucket_bytes)]
+        held = [Block(rows, memory) for rows, memory in blocks(tensors, self._bucket_bytes)]
         if self._hub is None:
             self._hub = self._open_hub()
-        self._hub.hold(policy_version, blocks, self._keep)
-        num_bytes = sum(view(b.memory, r).nbytes for b in blocks for r in b.rows)
+        self._hub.hold(policy_version, held, self._keep)
+        num_bytes = sum(block.memory.nbytes for block in held)
         self.moved_bytes += num_bytes
         return Publication(policy_version, num_bytes, time.perf_counter() - began)
 
@@ -125,6 +129,24 @@ class CollectiveChannel(WeightChannel):
         answer = self._ask({"ask": "group", "version": policy_version})
         self._check_held(answer, policy_version)
         return self._tensors(policy_version, answer)
+
+    def broadcast(self, policy_version: int, num_ranks: int) -> Broadcast:
+        """See :meth:`WeightChannel.broadcast`."""
+        self._leave_group()
+        answer = self._ask({"ask": "group", "version": policy_version, "ranks": num_ranks})
+        self._check_held(answer, policy_version)
+        place = Membership(**answer["group"])
+        return Broadcast(
+            policy_version=policy_version,
+            group=place.name,
+            host=self._there()["host"],
+            port=answer["store"],
+            backend=self._backend,
+            first_rank=place.rank,
+            num_ranks=place.size,
+            buckets=[[(n, d, tuple(s)) for n, d, s, _ in rows] for rows in answer["blocks"]],
+            rest=partial(self._alone, policy_version, answer),
+        )
 
     def newest(self) -> int | None:
         """Return the version published last; None without a publisher."""

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from rollart_core.config.base import Bytes, PositiveInt, Seconds
 
-BUCKET_BYTES = 64 * 2**20
+BUCKET_BYTES = 256 * 2**20
 
 
 class _ChannelConfig(BaseModel):

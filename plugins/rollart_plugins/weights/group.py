@@ -55,9 +55,8 @@ class BroadcastGroup:
         self.member = member
         self._limit = timedelta(seconds=timeout_s)
         self.device = torch.device("cuda" if backend == "nccl" else "cpu")
-        prefix = dist.PrefixStore(f"weights/{member.name}", store)
         make: Any = _nccl if backend == "nccl" else _gloo
-        self._group: Any = make(prefix, member, host, self._limit)
+        self._group: Any = make(_keys(store, member.name, self.device), member, host, self._limit)
 
     def broadcast(self, block: torch.Tensor) -> None:
         """Send (rank 0) or receive raw bytes ``[n]``.
@@ -105,6 +104,16 @@ def open_store(host: str, port: int | None, timeout_s: float) -> tuple[Any, int]
         master_listen_fd=listener.detach(),  # otherwise it would listen on all interfaces
     )
     return store, free
+
+
+def _keys(store: Any, name: str, device: torch.device) -> Any:
+    """Return the part of a store in which ``init_process_group`` of torch 2 finds a group.
+
+    Inference servers join with it. It is not used here, because it would split an NCCL group from
+    the trainer's own one.
+    """
+    named = dist.PrefixStore(name, store)
+    return dist.PrefixStore(f"{device.type}/", dist.PrefixStore(f"{name}/", named))
 
 
 def _gloo(store: Any, member: Membership, host: str, limit: timedelta) -> Any:

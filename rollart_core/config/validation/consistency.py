@@ -69,6 +69,7 @@ def consistency_problems(config: RunConfig) -> list[Problem]:
         *_mix_problems(config),
         *_engine_class_problems(config),
         *_scaling_problems(config),
+        *_colocation_problems(config),
         *_ray_problems(config),
         *scoring_problems(config),
         *validation_problems(config),
@@ -257,6 +258,32 @@ def _idle_trainer_keys(config: RunConfig) -> list[tuple[tuple[str | int, ...], s
         why = "with several trainer ranks or activation_checkpointing, which use torch's own"
         found.append((("trainer", "kernels"), why))
     return found
+
+
+def colocates(config: RunConfig) -> bool:
+    """Return whether trainer and engines use the same devices in turns."""
+    return getattr(config.runtime, "colocate", False)
+
+
+def _colocation_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yield settings for which trainer and engines need devices at the same time."""
+    if not colocates(config):
+        return
+    key = ("runtime", "colocate")
+    if not isinstance(config, SyncRun):
+        message = (
+            "true: nothing is generated during training, so older samples would save no time; "
+            "set mode: sync"
+        )
+        yield Problem(key, message)
+    for section, given in (
+        ("engines", config.engines),
+        ("teacher", config.teacher),
+        ("scaling.engines", config.scaling and config.scaling.engines),
+    ):
+        if given:
+            message = f"true: there is no device for {section}; remove it, or use colocate: false"
+            yield Problem(key, message)
 
 
 def _ray_problems(config: RunConfig) -> Iterator[Problem]:

@@ -22,10 +22,11 @@ from rollart_core.config.problems import Problem
 from rollart_core.config.resolve_plugin import ResolvedPlugin
 from rollart_core.config.run import RunConfig
 from rollart_core.config.runtime import RayRuntime
-from rollart_core.config.validation.consistency import entries, model_path_fault
+from rollart_core.config.validation.consistency import colocates, entries, model_path_fault
 from rollart_core.contracts.algorithm import AlgorithmSpec, RunFacts
 from rollart_core.contracts.env import EnvSpec
 from rollart_core.contracts.inference import InferenceEngineSpec
+from rollart_core.contracts.weights import WeightChannelSpec
 from rollart_core.plugins import registry
 
 NEW_MODEL_MATRICES = frozenset(
@@ -65,6 +66,45 @@ def engine_problems(
         yield from _of_one(config, engine, trains, key)
         if engine and trains:
             yield from lora_problems(config, engine.spec)
+
+
+def colocation_problems(
+    config: RunConfig,
+    engine: ResolvedPlugin[InferenceEngineSpec],
+    weights: WeightChannelSpec,
+) -> Iterator[Problem]:
+    """Yield why engines cannot use the devices of the trainer in turns with it."""
+    if not colocates(config):
+        return
+    if weights.reach == "network":
+        message = (
+            f"{weights.id} sends weights while trainer and engines both run, which "
+            "runtime.colocate excludes; use shared-memory or disk"
+        )
+        yield Problem(("weights",), message)
+    if not engine.spec.sleeps:
+        message = (
+            f"{engine.spec.id} cannot free the memory of its device, which runtime.colocate needs; "
+            "use sglang, vllm or embedded"
+        )
+        yield Problem(("engine",), message)
+    if config.lora and config.lora.sync == "adapter" and engine.spec.serves_adapters:
+        message = (
+            "adapter: a server that frees its memory in turns (runtime.colocate) discards the base "
+            "weights, so each version must contain them; use merged"
+        )
+        yield Problem(("lora", "sync"), message)
+    num, ranks = config.runtime.num_engines * devices_of(engine), config.runtime.num_trainer_ranks
+    if num != ranks:
+        message = (
+            f"true: the engines use {num} device(s), but the trainer has {ranks} rank(s): set "
+            f"runtime.num_trainer_ranks to {num}, so that each device has one"
+        )
+        yield Problem(("runtime", "colocate"), message)
+    option = engine.spec.first_device_option
+    if option and engine.options.get(option):
+        message = "has no effect with runtime.colocate, whose first device is the trainer's"
+        yield Problem(("engine", option), f"{message}; remove it")
 
 
 def teacher_problems(
@@ -132,14 +172,34 @@ def lora_problems(config: RunConfig, engine: InferenceEngineSpec) -> Iterator[Pr
             "shared or detached"
         )
         yield Problem(("critic", "backbone"), message)
-    if lora.sync == "adapter" and not engine.merges_adapters:
-        message = f"adapter: {engine.id} supports only whole weights; use sync: merged"
-        yield Problem(("lora", "sync"), message)
+    if lora.sync == "adapter":
+        yield from _adapter_problems(config, engine)
     name, there = _adaptable(config)
     unknown = sorted(set(lora.target_modules or ()) - there)
     if there and unknown:
         message = f"{name} has no {', '.join(unknown)}; it has {', '.join(sorted(there))}"
         yield Problem(("lora", "target_modules"), message)
+
+
+def _adapter_problems(config: RunConfig, engine: InferenceEngineSpec) -> Iterator[Problem]:
+    """Yield settings that prevent engines from receiving adapters."""
+    if not (engine.merges_adapters or engine.serves_adapters):
+        message = f"adapter: {engine.id} supports only whole weights; use sync: merged"
+        yield Problem(("lora", "sync"), message)
+    if not engine.serves_adapters:
+        return
+    if isinstance(config.model, NewModel):
+        message = (
+            f"adapter: {engine.id} loads adapters beside a model that never changes, but the warm "
+            "start of a new model trains all its weights; set model.path, or use sync: merged"
+        )
+        yield Problem(("lora", "sync"), message)
+    if config.rollout.kv_on_swap == "keep":
+        message = (
+            f"keep has no effect with lora.sync: adapter on {engine.id}, where a turn ends with "
+            "the adapter that it began with; remove it"
+        )
+        yield Problem(("rollout", "kv_on_swap"), message)
 
 
 def _adaptable(config: RunConfig) -> tuple[str, frozenset[str]]:

@@ -22,6 +22,7 @@ from rollart_plugins.doctor import (
     examine,
     findings_of,
     gpus_of,
+    slow_pairs,
 )
 from rollart_ray.nodes import ask_for_model, clock_faults, model_faults
 
@@ -34,6 +35,8 @@ FINE: Mapping[str, Any] = {
     "shm_free": 64 * GIB,
     "disk_free": 500 * GIB,
     "memory_free": 64 * GIB,
+    "links": "",
+    "locked_bytes": -1,
     "open_files": 65536,
     "cores": 16,
     "servers": {"sglang": "0.5.23"},
@@ -78,6 +81,32 @@ def test_gpus_are_read_from_the_drivers_csv():
     assert second.used_bytes == 60000 * 2**20
 
 
+LINKS = """\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
+GPU0\t X \tNV18\tSYS\tPIX\t0-47\t0\tN/A
+GPU1\tNV18\t X \tPHB\tNODE\t0-47\t0\tN/A
+GPU2\tSYS\tPHB\t X \tSYS\t48-95\t1\tN/A
+NIC0\tPIX\tNODE\tSYS\t X \t\t\t
+
+Legend:
+
+  X    = Self
+  NV#  = Connection traversing a bonded set of # NVLinks"""
+
+
+def test_slow_links_and_little_locked_memory_are_warnings():
+    assert slow_pairs(LINKS) == ["GPU 0 and GPU 2 (SYS)", "GPU 1 and GPU 2 (PHB)"]
+    slow = {**FINE, "links": LINKS, "locked_bytes": 8 * 10**9}
+    found = {f.what: f for f in findings_of(slow, 0, on_gpu=True)}
+    assert found["links"].says == "no NVLink between GPU 0 and GPU 2 (SYS), and 1 more"
+    assert found["locked memory"].says == "at most 8 GB"
+    assert found["links"].state == found["locked memory"].state == "warn"
+    fast = {**FINE, "links": LINKS.replace("SYS", "NV4").replace("PHB", "NV4")}
+    found = {f.what: f for f in findings_of(fast, 0, on_gpu=True)}
+    assert found["links"].state == found["locked memory"].state == "ok"
+    alone = {f.what for f in findings_of({**FINE, "gpus": ""}, 0, on_gpu=False)}
+    assert not alone & {"links", "locked memory"}
+
+
 def test_facts_are_those_of_this_machine(tmp_path: Path):
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "python").chmod(0o755)
@@ -100,7 +129,7 @@ def with_gpus(folder: Path, csv: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put an nvidia-smi first on PATH that reports these GPUs."""
     program = folder / "bin" / "nvidia-smi"
     program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\ncat <<'END'\n{csv}\nEND\n")
+    program.write_text(f"#!/bin/sh\n[ $1 = topo ] && exit 9\ncat <<'END'\n{csv}\nEND\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from rollart_planner.cluster import load_cluster
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/guides/gpus.md"
-CONFIGS = sorted((ROOT / "examples" / "gpu").glob("*.yaml"))
+ONE_GPU = ROOT / "examples" / "gpu" / "one_gpu.yaml"
+CONFIGS = sorted(set((ROOT / "examples" / "gpu").glob("*.yaml")) - {ONE_GPU})
 OF = re.compile(r"rollart plan (\S+) --cluster (\S+)")
 
 
@@ -62,10 +64,11 @@ def test_it_fits_its_cluster_by_the_plan(rollart, config: Path) -> None:
     assert (code, err) == (0, "")
     said = json.loads(out)
     parts = {verdict["part"]: verdict for verdict in said["memory"]}
-    assert set(parts) == {"trainer rank", "machine", "engine", "/dev/shm"}
+    run = load_config(config)
+    in_memory = {"/dev/shm"} if run.weights.id == "shared-memory" else set()
+    assert set(parts) == {"trainer rank", "machine", "engine", *in_memory}
     assert all(v["fits"] and v["needed_bytes"] <= v["have_bytes"] for v in parts.values())
     assert not any(v["says"] for v in parts.values())  # nor is there too little room for rows
-    run = load_config(config)
     runtime = run.runtime
     assert parts["trainer rank"]["count"] == runtime.num_trainer_ranks
     assert sum(said["num_engines"].values()) == runtime.num_engines
@@ -103,6 +106,53 @@ def test_its_pools_are_those_of_its_cluster(config: Path) -> None:
     assert gpus == int(config.stem.rpartition("_")[2])
     taken = run.runtime.num_engines * run.engine.options["tp_size"] + run.runtime.num_trainer_ranks
     assert taken <= gpus
+
+
+MODELS = {
+    "Qwen3-0.6B": (),
+    "Qwen3-1.7B": (),
+    "Qwen3-4B": ("lora={rank: 32, alpha: 64}",),
+    "Qwen3-8B": ("lora={rank: 32, alpha: 64}",),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_one_gpu_has_room_for_both_phases_of_each_model_that_its_comments_name(
+    rollart, model: str
+) -> None:
+    changes = [f"model.path=Qwen/{model}", *MODELS[model]]
+    text = ONE_GPU.read_text(encoding="utf-8")
+    if named := re.search(rf"^# +Qwen/{re.escape(model)} +(.*)$", text, flags=re.MULTILINE):
+        keys = [key.split(": ") for key in named[1].split(", ")]
+        changes += [f"model.shape.{name}={value}" for name, value in keys]
+    cluster = cluster_of(ONE_GPU)
+    code, out, err = rollart("plan", str(ONE_GPU), *changes, "--cluster", cluster, "--json")
+    assert (code, err) == (0, "")
+    parts = {verdict["part"]: verdict for verdict in json.loads(out)["memory"]}
+    assert parts["trainer rank"]["needed"]["sleeping engine"] == 3e9
+    assert parts["engine"]["needed"]["offloaded trainer"] == 1e9
+    assert parts["machine"]["needed"]["offloaded trainer"] > 0
+    gb = [parts[name]["needed_bytes"] / 1e9 for name in ("trainer rank", "engine", "machine")]
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| {model} ")]
+    cells = [cell.strip() for cell in row.split("|")[3:6]]
+    assert cells == [f"{gb[0]:.0f} of 72", f"{gb[1]:.0f} of 72", f"{gb[2]:.0f}"]
+    if not MODELS[model]:
+        return
+    code, out, err = rollart("plan", str(ONE_GPU), *changes, "lora=null", "--cluster", cluster)
+    assert code == 1  # all its parameters do not fit
+    assert "NO" in out or "131.1 GB" in err
+
+
+def test_a_dry_run_of_one_gpu_checks_the_program_and_the_files(rollart, tmp_path: Path) -> None:
+    code, _, err = rollart("run", str(ONE_GPU), "--dry-run")
+    assert code == 1
+    missing = {line.partition("yaml: ")[2].partition(":")[0] for line in err.splitlines()}
+    assert missing <= {"engine.command", "env.data_dir"}
+    here = (f"engine.command=[{sys.executable}]", "env.data_dir=null", "env.observation_mode=terse")
+    code, out, err = rollart("run", str(ONE_GPU), *here, f"runs_dir={tmp_path}", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "rollart/SGLang-v1" in out
 
 
 def test_what_does_not_fit_is_said_with_what_to_change(rollart) -> None:

@@ -159,7 +159,7 @@ def test_the_table_of_what_was_verified_has_every_case(repo_root: Path) -> None:
     cases = [
         f"{part}/{n}" for part in ("trainer", "engine", "multi") for n in cases_of(repo_root, part)
     ]
-    assert sorted(listed) == sorted(cases)
+    assert sorted(set(listed)) == sorted(cases)
 
 
 def test_the_table_shows_results_by_device_and_date(repo_root: Path) -> None:

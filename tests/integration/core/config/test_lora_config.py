@@ -13,6 +13,8 @@ from rollart_core.config.validation import plugins as validation
 from rollart_core.errors import ConfigError
 
 NEW = ("model={kind: new}", "warm_start={until_success: 0.5}")
+URL = "http://127.0.0.1:9"
+VLLM = ("engine=vllm", f"engine.url={URL}")
 Resolve = Callable[..., ResolvedRun]
 
 
@@ -60,7 +62,8 @@ def test_adapters_travel_to_the_trainer_and_are_on_record(resolve):
     run = resolve("lora.target_modules=[q_proj]", "lora.sync=adapter")
     assert (run.beside.lora.rank, run.beside.lora.target_modules) == (2, ("q_proj",))
     assert run.as_dict()["lora"]["sync"] == "adapter"
-    assert resolve("engine=vllm", "engine.url=http://127.0.0.1:9").beside.lora
+    assert resolve(*VLLM).beside.lora
+    assert resolve(*VLLM, "lora.sync=adapter").beside.lora
 
 
 def test_a_warm_start_of_a_new_model_is_whole_and_adapters_begin_with_rl(resolve):
@@ -82,7 +85,18 @@ def test_several_ranks_may_train_adapters(resolve):
             "lora.target_modules: a new model has no qkv_proj; it has down_proj, gate_proj, k_proj",
         ),
         (["algorithm=ppo", "critic.backbone=own"], "critic.backbone: own: training a who"),
-        (["engine=sglang", "lora.sync=adapter"], "lora.sync: adapter: rollart/SGLang-v1 supports"),
+        (
+            [*NEW, "engine=sglang", f"engine.url={URL}", "lora.sync=adapter"],
+            "lora.sync: adapter: rollart/SGLang-v1 loads adapters beside a model that never",
+        ),
+        (
+            [*VLLM, "lora.sync=adapter", "mode=sync", "runtime.colocate=true"],
+            "lora.sync: adapter: a server that frees its memory in turns .* use merged",
+        ),
+        (
+            [*VLLM, "lora.sync=adapter", "rollout.kv_on_swap=keep"],
+            "rollout.kv_on_swap: keep has no effect with lora.sync: adapter on rollart/VLLM-v1",
+        ),
         (
             ["lora.target_modules=[up_proj, embed_tokens, nose]"],
             "lora.target_modules: {model} has no embed_tokens, nose; it has q_proj, up_proj",

@@ -28,7 +28,7 @@ def engine_of(tmp_path, options: dict[str, object], **settings: object):
 
 
 def test_the_options_of_a_resolved_run_build_the_engine(tmp_path):
-    for options in ({}, {"url": ["http://127.0.0.1:9"]}, {"weight_transport": "disk"}):
+    for options in ({}, {"url": ["http://127.0.0.1:9"]}, {"weights_folder": "w"}):
         assert engine_of(tmp_path, options).health == "up"
     with pytest.raises(ConfigError, match="this is engine 2"):
         engine_of(tmp_path, {"url": ["http://127.0.0.1:9"]}, engine_index=1)

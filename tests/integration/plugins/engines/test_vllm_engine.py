@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from support.openai_server import Json, OpenAIServer
 from support.pace import until
 
 from rollart_core.config.model import NewModel
+from rollart_core.config.training import LoRA
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure
 from rollart_core.models.new import new_model
@@ -55,6 +57,12 @@ class VllmServer(OpenAIServer):
         self.loaded: dict[str, torch.Tensor] = {}
         self.goes_on = threading.Event()
         self.goes_on.set()
+        self.adapters: dict[str, Path] = {}
+        self.named: list[str | None] = []
+        """The adapters of the turns."""
+        self.held = {"weights": True, "kv_cache": True}
+        """The parts of its memory, and whether it holds them."""
+        self.held_at_reload: dict[str, bool] = {}
         self.asked: list[str] = []
         """Paths of the requests that change something, in order."""
 
@@ -70,9 +78,13 @@ class VllmServer(OpenAIServer):
             "/pause": self._note,
             "/resume": self._note,
             "/abort_requests": self._note,
+            "/sleep": self._sleep,
+            "/wake_up": self._wake,
             "/collective_rpc": self._reload,
             "/update_weight_version": self._name,
             vllm.GENERATE: self._generate,
+            vllm.LOAD_ADAPTER: self._load_adapter,
+            vllm.UNLOAD_ADAPTER: self._unload_adapter,
         }
         if self.workers:
             gets["/workers"] = lambda: {"workers": [{"url": url} for url in self.workers]}
@@ -102,11 +114,35 @@ class VllmServer(OpenAIServer):
 
     async def _list(self, request: web.Request) -> web.Response:
         row = {"id": "m", "root": self.root, "max_model_len": self.max_model_len}
-        return web.json_response({"data": [row]})
+        return web.json_response({"data": [row, *({"id": name} for name in self.adapters)]})
+
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        if self.reload == "rejects":
+            return web.json_response({"error": {"message": "no such layer"}}, status=500)
+        body = await request.json()
+        self.adapters[body["lora_name"]] = Path(body["lora_path"])
+        return web.Response(text="Success")
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        del self.adapters[(await request.json())["lora_name"]]
+        return web.Response(text="Success")
 
     async def _note(self, request: web.Request) -> web.Response:
         self.asked.append(str(request.rel_url))
         return web.json_response({})
+
+    async def _sleep(self, request: web.Request) -> web.Response:
+        if self.reload == "stays":
+            return web.json_response({"error": {"message": "no memory pool"}}, status=500)
+        if request.query["level"] == "2":
+            self.held = dict.fromkeys(self.held, False)
+        return await self._note(request)
+
+    async def _wake(self, request: web.Request) -> web.Response:
+        self.held[request.query["tags"]] = True
+        return await self._note(request)
 
     async def _name(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
@@ -115,6 +151,7 @@ class VllmServer(OpenAIServer):
 
     async def _reload(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
+        self.held_at_reload = dict(self.held)
         if self.reload == "rejects":
             return web.json_response({"error": {"message": "no such layer"}}, status=500)
         if self.reload == "hangs":
@@ -133,6 +170,7 @@ class VllmServer(OpenAIServer):
             status, message = self.refusal
             return web.json_response({"error": {"message": message}}, status=status)
         body = await request.json()
+        self.named.append(body.get("model"))
         before = self.weights
         await until(self.goes_on.is_set, "it may go on")
         token_ids = (FIRST + LAST)[: body["sampling_params"]["max_tokens"]]
@@ -195,6 +233,7 @@ def asked(name: str) -> GenerateRequest:
     return GenerateRequest(name, [5, 6, 7, 8], 24, temperature=0.7, stop_token_ids=(3,))
 
 
+LORA = LoRA(rank=2, sync="adapter")
 SWAP = ["/pause?mode=keep&clear_cache=true", "/collective_rpc", "/update_weight_version", "/resume"]
 
 
@@ -238,6 +277,57 @@ def test_a_kept_cache_is_cleared_by_the_first_swap_only(
     kept = ["/pause?mode=keep&clear_cache=false", *SWAP[1:]]
     assert server.asked == [*SWAP, *kept]
     assert result.spans == (TokenSpan(0, 5, 8, "kept"),)  # of its prompt, a token was cached
+
+
+def test_a_sleeping_server_frees_its_memory_and_gets_it_back_around_the_new_weights(
+    server: VllmServer, model: str, channel: FakeWeightChannel
+) -> None:
+    server.model_config["enable_sleep_mode"] = True
+
+    async def main() -> GenerateResult:
+        async with engine_at(server, model, channel, sleeps=True) as engine:
+            await engine.load_weights(7)
+            await engine.sleep()
+            assert server.held == {"weights": False, "kv_cache": False}
+            late = asyncio.ensure_future(engine.generate(asked("a")))
+            await engine.wake(8)
+            assert server.held_at_reload == {"weights": True, "kv_cache": False}
+            assert server.held == {"weights": True, "kv_cache": True}
+            return await late
+
+    assert asyncio.run(main()).spans == (TokenSpan(0, 5, 8),)
+    sleep = ["/pause?mode=keep&clear_cache=true", "/sleep?level=2&mode=keep"]
+    load = ["/collective_rpc", "/update_weight_version"]
+    wake = ["/wake_up?tags=weights", *load, "/wake_up?tags=kv_cache", "/resume"]
+    assert server.asked == [*SWAP, *sleep, *wake]
+
+
+def test_a_server_that_does_not_free_its_memory_is_dead(
+    server: VllmServer, model: str, channel: FakeWeightChannel
+) -> None:
+    server.model_config["enable_sleep_mode"] = True
+    server.reload = "stays"
+
+    async def main() -> None:
+        async with engine_at(server, model, channel, sleeps=True) as engine:
+            with pytest.raises(EngineDied, match=r"did not release its memory: .*no memory pool"):
+                await engine.sleep()
+            with pytest.raises(EngineDied):
+                await engine.generate(asked("a"))
+
+    asyncio.run(main())
+
+
+def test_a_server_that_cannot_sleep_is_refused(server: VllmServer, model: str) -> None:
+    async def main() -> None:
+        async with engine_at(server, model, sleeps=True):
+            pass
+
+    with pytest.raises(ConfigError, match=r"runtime.colocate needs: start it with --enable-sleep"):
+        asyncio.run(main())
+    server.missing = {"/sleep"}
+    with pytest.raises(ConfigError, match=r"\(version 0.32.0\) lacks /sleep, which the run needs"):
+        asyncio.run(main())
 
 
 def test_a_server_on_a_cpu_gets_a_tied_head_too(
@@ -330,6 +420,131 @@ def test_a_server_with_other_weights_than_it_was_given_is_dead(
                 await engine.generate(asked("c"))
 
     asyncio.run(main())
+
+
+def adapters(version: int) -> list[tuple[str, torch.Tensor]]:
+    module = "model.layers.0.mlp.up_proj"
+    shapes = {".lora_A.weight": (2, 32), ".lora_B.weight": (48, 2)}
+    return [(module + end, torch.full(shape, float(version))) for end, shape in shapes.items()]
+
+
+def test_a_turn_ends_with_the_adapter_it_began_with_which_is_then_unloaded(
+    server: VllmServer, model: str, tmp_path: Path
+) -> None:
+    channel = FakeWeightChannel(str(tmp_path))
+    for version in (7, 8):
+        channel.publish(version, adapters(version))
+    server.adapters["rollart-3/1.2"] = tmp_path  # of an engine that was killed
+    server.adapters["somebody's"] = tmp_path
+
+    async def main() -> None:
+        async with engine_at(server, model, channel, lora=LORA) as engine:
+            assert list(server.adapters) == ["somebody's"]
+            assert (await engine.generate(asked("base"))).spans == (TokenSpan(0, 5, 0),)
+            swap = await engine.load_weights(7)
+            assert (swap.num_bytes, swap.num_recomputed_tokens) == (4 * 2 * (32 + 48), 0)
+            server.goes_on.clear()
+            turn = asyncio.create_task(engine.generate(asked("a")))
+            await until(lambda: len(server.named) == 3, "the turn has begun")
+            await engine.load_weights(8)
+            assert len(server.adapters) == 3  # that of the turn, too
+            server.goes_on.set()
+            assert (await turn).spans == (TokenSpan(0, 5, 7),)
+            assert (await engine.generate(asked("b"))).spans == (TokenSpan(0, 5, 8),)
+            channel.publish(9, adapters(9))
+            await engine.load_weights(9)
+            assert not any("pause" in path for path in server.asked)
+            (name,) = server.adapters.keys() - {"somebody's"}
+            folder = server.adapters[name]
+            saved = load_file(folder / "adapter_model.safetensors")
+            assert {key: tensor.unique().tolist() for key, tensor in saved.items()} == {
+                f"base_model.model.{key}": [9.0] for key, _ in adapters(9)
+            }
+            config = json.loads((folder / "adapter_config.json").read_text())
+            assert (config["r"], config["lora_alpha"]) == (2, 2)  # its B is scaled already
+            assert config["target_modules"] == ["up_proj"]
+            assert server.named[0] is server.named[1] is None
+            assert len(set(server.named[2:])) == 2
+        assert list(server.adapters) == ["somebody's"]
+        assert not folder.exists()
+
+    asyncio.run(main())
+
+
+def test_an_adapter_over_other_weights_than_those_of_the_run_is_a_failure(
+    server: VllmServer, model: str, tmp_path: Path
+) -> None:
+    channel = FakeWeightChannel(str(tmp_path))
+    channel.publish(7, adapters(7))
+
+    async def main() -> None:
+        async with engine_at(server, model, channel, lora=LORA) as engine:
+            await engine.load_weights(7)
+            server.weights = "4/7.7"
+            with pytest.raises(InferenceFailure, match=r"below its adapter are '4/7.7', not those"):
+                await engine.generate(asked("a"))
+        with pytest.raises(ConfigError, match=r"has the weights '4/7.7' of an earlier run"):
+            async with engine_at(server, model, channel, lora=LORA):
+                pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        ([("model.norm.weight", torch.zeros(32))], "is not of a LoRA adapter, but lora.sync is"),
+        (adapters(1)[:1], "lacks a tensor"),
+        ([(n, t.T.contiguous()) for n, t in adapters(1)], r"has shape \[2, 2\], but the weight"),
+    ],
+)
+def test_adapters_that_do_not_fit_never_reach_the_server(
+    server: VllmServer, model: str, tmp_path: Path, tensors: Any, why: str
+) -> None:
+    channel = FakeWeightChannel(str(tmp_path))
+    channel.publish(7, tensors)
+
+    async def main() -> None:
+        async with engine_at(server, model, channel, lora=LORA) as engine:
+            with pytest.raises(ValueError, match=why):
+                await engine.load_weights(7)
+            assert server.asked == []
+            await engine.generate(asked("a"))
+
+    asyncio.run(main())
+
+
+def test_a_server_that_does_not_load_adapters_is_refused_or_dead(
+    server: VllmServer, model: str, tmp_path: Path
+) -> None:
+    channel = FakeWeightChannel(str(tmp_path))
+    channel.publish(7, adapters(7))
+
+    async def main() -> None:
+        async with engine_at(server, model, channel, lora=LORA) as engine:
+            server.reload = "rejects"
+            with pytest.raises(EngineDied, match="no such layer"):
+                await engine.load_weights(7)
+        with pytest.raises(
+            ConfigError, match=r"rank 2 for .*, v_proj: .*no such layer; start"
+        ) as told:
+            async with engine_at(server, model, channel, lora=LORA):
+                pass
+        assert "\n" not in str(told.value)
+
+    asyncio.run(main())
+
+
+def test_a_launched_server_has_room_for_the_adapters_of_the_run(model: str) -> None:
+    def flags(rank: int) -> tuple[list[str], dict[str, str]]:
+        lora = LORA.model_copy(update={"rank": rank})
+        return VllmEngine(model_path=model, lora=lora, command=["vllm"])._command_line(1, 0)
+
+    argv, environment = flags(20)
+    assert argv[argv.index("--max-lora-rank") + 1] == "32"
+    assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    with pytest.raises(ConfigError, match=r"lora\.rank: .* up to rank 512, not 513"):
+        flags(513)
 
 
 def lacking(*paths: str) -> dict[str, Any]:

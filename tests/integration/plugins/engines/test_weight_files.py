@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -17,13 +19,12 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from rollart_core.errors import EngineDied, InferenceFailure
-from rollart_plugins.engines import sglang_weights
 from rollart_plugins.engines.config import SGLangConfig
-from rollart_plugins.engines.server_checks import ModelFacts, ServerFacts
+from rollart_plugins.engines.server_checks import ModelFacts
 from rollart_plugins.engines.server_engine import WeightTransport
 from rollart_plugins.engines.sglang import SGLangEngine
-from rollart_plugins.engines.sglang_weights import DiskTransport, new_transport
-from rollart_plugins.engines.weight_files import new_folder, write_model
+from rollart_plugins.engines.sglang_weights import FolderTransport, SGLangTransport
+from rollart_plugins.engines.weight_files import link_model, new_folder, write_model
 from rollart_plugins.weights.disk import DiskChannel
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 from rollart_sandboxes.pool import owner
@@ -81,12 +82,12 @@ def test_views_of_one_memory_are_written_as_what_they_are(tmp_path: Path) -> Non
     assert [found[name].tolist() for name in "abc"] == [*both.tolist(), both.T.tolist()]
 
 
-def disk_transport(tmp_path: Path) -> DiskTransport:
+def disk_transport(tmp_path: Path) -> FolderTransport:
     model = tmp_path / "model"
     model.mkdir()
     for name in ("config.json", "model.safetensors.index.json"):
         (model / name).write_text("{}")
-    return DiskTransport(NO_CLIENT, model, str(tmp_path / "weights"), 64)
+    return FolderTransport(NO_CLIENT, model, str(tmp_path / "weights"), 64)
 
 
 def test_a_version_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_a_launched_server_reads_the_channels_own_files(
     assert [p.name for p in (tmp_path / "shared").iterdir()] == []
 
 
-def test_only_dense_models_of_launched_servers_are_linked(tmp_path: Path) -> None:
+def test_only_launched_servers_read_the_files_of_a_channel(tmp_path: Path) -> None:
     given: list[object] = []
 
     class Records(WeightTransport):
@@ -148,12 +149,11 @@ def test_only_dense_models_of_launched_servers_are_linked(tmp_path: Path) -> Non
 
     channel = SharedMemoryChannel(str(tmp_path / "channel"))
     channel.publish(1, WEIGHTS)
-    engine: Any = SGLangEngine(model_path="m", weight_transport="disk")
-    for launched, architecture in ((True, "Qwen3"), (False, "Qwen3"), (True, "Qwen3Moe")):
+    engine: Any = SGLangEngine(model_path="m")
+    for launched in (True, False):
         engine._process = object() if launched else None
-        engine._facts = ModelFacts(architectures=(f"{architecture}ForCausalLM",))
         engine._prepared(channel, Records(), 1)
-    assert given == [channel.files(1), None, None]
+    assert given == [channel.files(1), None]
     channel.close()
 
 
@@ -165,7 +165,7 @@ def test_a_disk_that_takes_no_weights_costs_the_engine_and_wrong_weights_do_not(
 
     async def go() -> None:
         channel = Held()
-        engine: Any = SGLangEngine(model_path="m", channel=channel, weight_transport="disk")
+        engine: Any = SGLangEngine(model_path="m", channel=channel)
         engine._client, engine._transport = object(), disk_transport(tmp_path)
         engine._death = asyncio.get_running_loop().create_future()
         engine._swap_lock = asyncio.Lock()
@@ -183,26 +183,47 @@ def test_a_disk_that_takes_no_weights_costs_the_engine_and_wrong_weights_do_not(
     asyncio.run(go())
 
 
-@pytest.mark.parametrize(
-    ("options", "device", "backend"),
-    [
-        ({}, "cuda", "gloo"),
-        ({"backend": "gloo"}, "cuda", "gloo"),
-        ({"url": "http://127.0.0.1:1"}, "cuda", "gloo"),
-        ({"url": "http://10.0.0.5:1", "host": "10.0.0.4"}, "cuda", "nccl"),
-        ({"url": "http://10.0.0.5:1", "host": "10.0.0.4"}, "cpu", "gloo"),
-        ({"url": "http://127.0.0.1:1", "backend": "nccl"}, "cuda", "nccl"),
-    ],
-)
-def test_nccl_is_taken_where_two_ranks_cannot_be_on_one_gpu(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], device: str, backend: str
-) -> None:
-    monkeypatch.setattr(sglang_weights.torch.cuda, "is_available", lambda: True)
-    config = SGLangConfig(weight_transport="distributed", **options)
-    transport: Any = new_transport(config, NO_CLIENT, ServerFacts("0", 1, device), "m")
-    assert transport._backend == backend
+@pytest.mark.parametrize("key", ["weight_transport", "weight_road", "backend", "host"])
+def test_keys_of_earlier_releases_say_what_replaces_them(key: str) -> None:
+    with pytest.raises(ValidationError, match=f"{key} was removed: servers join the broadcast"):
+        SGLangConfig.model_validate({key: "gloo"})
 
 
-def test_nccl_to_a_launched_server_is_refused_with_the_mend() -> None:
-    with pytest.raises(ValidationError, match=r"which NCCL does not support; use gloo"):
-        SGLangConfig(weight_transport="distributed", backend="nccl")
+def test_what_is_in_no_file_is_written_beside_the_links(tmp_path: Path) -> None:
+    channel = SharedMemoryChannel(str(tmp_path / "shared" / "channel"), bucket_bytes=40)
+    channel.publish(1, WEIGHTS)
+    folder = tmp_path / "shared" / "served"
+    folder.mkdir()
+    head = ("head", torch.ones(3))
+    num_bytes = link_model(folder, channel.files(1), [*channel.fetch(1), head])
+    assert num_bytes == 5 * 32 + 12
+    found = written_in(folder)
+    assert torch.equal(found.pop("head"), head[1])
+    assert found.keys() == dict(WEIGHTS).keys()
+    assert [f.stat().st_nlink for f in sorted(folder.glob("*.safetensors"))] == [2] * 5 + [1]
+    channel.close()
+
+
+def test_the_transport_needs_the_fewest_copies(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    channel = SharedMemoryChannel(str(tmp_path / "shared" / "channel"))
+    channel.publish(1, WEIGHTS)
+
+    def prepared(files: Any = None, **options: Any) -> Any:
+        transport = SGLangTransport(SGLangConfig(**options), NO_CLIENT, str(tmp_path), 1)
+        try:
+            ready = transport.prepare(WEIGHTS, files)
+            if isinstance(ready, Path):
+                links = {file.stat().st_nlink for file in ready.glob("*.safetensors")}
+                shutil.rmtree(ready)
+                return links
+            return ready
+        finally:
+            transport.close()
+
+    folder = {"weights_folder": str(tmp_path / "weights")}
+    assert prepared(channel.files(1)) == prepared(channel.files(1), **folder) == {2}
+    assert prepared(**folder) == {1}
+    (request,) = prepared()
+    assert [name for name, _ in pickle.loads(base64.b64decode(request))] == [n for n, _ in WEIGHTS]
+    channel.close()

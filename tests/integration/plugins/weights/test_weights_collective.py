@@ -1,11 +1,14 @@
 """The collective channel: who is in the group, who dies in it, and that nobody waits for ever."""
 
 import json
+import math
 import os
 import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +72,74 @@ def test_engines_that_ask_at_once_share_one_broadcast(ends, monkeypatch):
         groups.add(tuple(r._group.member.size for r in readers))
     assert groups == {(4, 4, 4)}
     assert not alone
+
+
+def join_as_a_server(broadcast):
+    """Join as the first process in the way of inference servers: by the address and the name."""
+    from torch.distributed import distributed_c10d as c10d
+
+    limit = timedelta(seconds=LIMIT_S)
+    address = f"tcp://{broadcast.host}:{broadcast.port}"
+    rank, size = broadcast.first_rank, broadcast.num_ranks
+    store = next(c10d.rendezvous(address, rank, size, timeout=limit))[0]
+    store = c10d.PrefixStore(broadcast.group, store)
+    settings = {"group_name": broadcast.group, "timeout": limit}
+    made, _ = c10d._new_process_group_helper(size, rank, [], "gloo", store, **settings)
+    return made
+
+
+def join(broadcast, rank):
+    """Join as another process of a server; torch registers a name once in a process."""
+    store, _ = group.open_store(broadcast.host, broadcast.port, LIMIT_S)
+    place = group.Membership(broadcast.group, rank, broadcast.num_ranks)
+    return group.BroadcastGroup(store, place, "gloo", "127.0.0.1", LIMIT_S)
+
+
+def receive(broadcast, place, joined):
+    """Return what a process of a server receives: flat blocks, cut by names and shapes."""
+    if broadcast.group not in joined:
+        rank = broadcast.first_rank + place - 1
+        joined[broadcast.group] = join(broadcast, rank) if place else join_as_a_server(broadcast)
+    options = torch.distributed.BroadcastOptions()
+    options.rootRank = 0
+    got = []
+    for bucket in broadcast.buckets:
+        parts = [(name, getattr(torch, dtype), shape) for name, dtype, shape in bucket]
+        sizes = [math.prod(shape) * dtype.itemsize for _, dtype, shape in parts]
+        block = torch.empty(sum(sizes), dtype=torch.uint8)
+        if place == 0:
+            joined[broadcast.group].broadcast([block], options).wait()
+        else:
+            joined[broadcast.group].broadcast(block)
+        for (name, dtype, shape), data in zip(parts, block.split(sizes), strict=True):
+            got.append((name, data.view(dtype).view(shape) if len(data) else TENSORS[name]))
+    return got
+
+
+def test_the_processes_of_servers_receive_one_broadcast(ends):
+    """Two servers, with two processes and one; the ends of their engines receive nothing."""
+    writer, engines = ends(gather_s=LIMIT_S), [ends(), ends()]
+    joined = [{}, {}, {}]
+    groups = set()
+    for version in (1, 2):
+        writer.publish(version, shifted(version).items())
+        assert [engine.newest() for engine in engines] == [version] * 2  # all are connected
+        with ThreadPoolExecutor() as pool:
+            asked = [pool.submit(engines[i].broadcast, version, 2 - i) for i in range(2)]
+            two, one = (call.result() for call in asked)
+            assert {two.first_rank, one.first_rank} in ({1, 3}, {1, 2})
+            members = [(one, 0), (two, 1), (two, 2)]
+            calls = [pool.submit(receive, *members[i], joined[i]) for i in range(len(members))]
+            for call in calls:
+                assert_equal(call.result(), version)
+        groups |= {(two.group, two.num_ranks), (one.group, one.num_ranks)}
+        assert len(two.buckets) > 1
+    assert {size for _, size in groups} == {4}
+    assert len(groups) == 1  # the group of the first broadcast serves the second
+    assert [engine.moved_bytes for engine in engines] == [0, 0]
+    assert_equal(list(two.rest(0)), 2)
+    with pytest.raises(LookupError, match="no weights of policy version 7"):
+        engines[0].broadcast(7, 1)
 
 
 def test_a_new_engine_gets_a_new_group(ends):

@@ -8,7 +8,6 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from rollart_core.config.sandbox_options import PoolOptions
-from rollart_plugins.engines.config import SGLangConfig
 from rollart_sandboxes.isolation.config import Isolation
 
 
@@ -23,7 +22,6 @@ from rollart_sandboxes.isolation.config import Isolation
             "episodes_per_box",
             "episodes_per_sandbox",
         ),
-        (SGLangConfig, {"weight_road": "disk"}, "weight_road", "weight_transport"),
     ],
 )
 def test_a_previous_name_has_the_same_effect(

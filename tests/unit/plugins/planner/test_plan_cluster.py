@@ -113,6 +113,6 @@ def test_pools_without_figures_get_those_of_their_device():
 
 def test_the_examples_can_be_read(repo_root):
     examples = sorted((repo_root / "examples/clusters").glob("*.yaml"))
-    assert len(examples) == 8
+    assert len(examples) == 9
     for path in examples:
         assert all(pool.count and pool.price_per_hour for pool in load_cluster(path).to_pools())

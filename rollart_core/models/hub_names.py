@@ -1,4 +1,4 @@
-"""Mixture-of-experts weights under the names of the published files, which servers read.
+"""Mixture-of-experts weights under the names of the published files, which engines read.
 
     transformers, in memory    ...experts.gate_up_proj [E, 2 I, H], ...experts.down_proj [E, H, I]
     files, and servers         ...experts.7.gate_proj.weight [I, H], up_proj, down_proj [H, I]
@@ -32,17 +32,12 @@ def as_in_files(
         tensors: Tensors with the names of transformers.
         architectures: The architectures in the model's ``config.json``.
     """
-    is_split = not keeps_names(architectures)
+    is_split = not SPLIT.isdisjoint(architectures)
     for name, tensor in tensors:
         if is_split:
             yield from _split(name, tensor)
         else:
             yield name, tensor
-
-
-def keeps_names(architectures: Sequence[str]) -> bool:
-    """Return whether the files of the model have the names of transformers."""
-    return SPLIT.isdisjoint(architectures)
 
 
 def model_config(path: str) -> dict[str, Any]:
