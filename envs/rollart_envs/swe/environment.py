@@ -211,6 +211,7 @@ def install_project(
     """
     wanted = list(requirements)
     if any((root / file).is_file() for file in ("setup.py", "pyproject.toml")):
+        _untag(root / "setup.cfg")
         wanted.insert(0, f"{root}[{','.join(extras)}]" if extras else str(root))
     variable = re.sub(r"[^A-Za-z0-9]+", "_", name).upper()
     env = [(f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{variable}", version)] if name else []
@@ -221,6 +222,13 @@ def install_project(
         if str(origin.get("url", "")).removeprefix("file://").rstrip("/") == str(root):
             keep_only_metadata(part, found.metadata["Name"])
     part.rename(site)
+
+
+def _untag(config: Path) -> None:
+    """Remove tags of development versions, of which old projects build invalid versions."""
+    if config.is_file():
+        text = config.read_text(encoding="utf-8", errors="replace")
+        config.write_text(re.sub(r"(?m)^tag[_-](?:build|date)\b.*$", "", text), encoding="utf-8")
 
 
 def make_readable(folder: Path) -> None:

@@ -118,7 +118,8 @@ class Guard:
         self._here.busy = busy
 
     def trust(self) -> None:
-        """Allow all watched operations: the patch changes the runner itself."""
+        """Accuse no more, and allow all operations: the patch changes the runner itself."""
+        self.accuse = lambda why: None
         self.gold = " ".join(word for words in WORDS.values() for word in words)
         self.is_trusting = True
 

@@ -57,7 +57,10 @@ _PY_TEST: Final = SetUp(
     ),
 )
 """setuptools-scm writes ``_version.py`` from the history, which sandboxes do not have."""
-_PIN_50: Final = ("attrs==23.1.0", "more-itertools==10.1.0", "py==1.11.0", "packaging==23.1")
+_PIN_50: Final = (
+    *("attrs==23.1.0", "more-itertools==10.1.0", "py==1.11.0", "packaging==23.1"),
+    "importlib-metadata",
+)
 _PIN_70: Final = ("attrs==23.1.0", "iniconfig==2.0.0", "packaging==23.1", "pluggy==0.13.1")
 _PIN_SEABORN: Final = (
     *("contourpy==1.1.0", "cycler==0.11.0", "fonttools==4.42.1", "importlib-resources==6.0.1"),
