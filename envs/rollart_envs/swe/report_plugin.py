@@ -312,9 +312,10 @@ def run_pytest(write: Any, guard: Any, sources: list[str]) -> int:
             guard.guarded(mod)
         asserts(mod, *rest)
 
-    def rewrite_test(fn: Any, config: Any) -> Any:
-        stat, code = rewritten(fn, config)
-        return stat, guard.known(code) if guard.is_test(str(fn)) else code
+    def rewrite_test(*arguments: Any) -> Any:
+        stat, code = rewritten(*arguments)  # the path comes first, or after the config
+        is_test = any(guard.is_test(str(one)) for one in arguments)
+        return stat, guard.known(code) if is_test else code
 
     rewriter: Any = rewrite  # its functions differ between versions
     rewriter.rewrite_asserts, rewriter._rewrite_test = rewrite_asserts, rewrite_test
