@@ -232,6 +232,8 @@ def _default(default: str) -> str:
     plain = {"None": "none", "True": "`true`", "False": "`false`"}
     if default in plain:
         return plain[default]
+    if with_options := re.fullmatch(r"PluginRef\((id='[^']+', .+)\)", default):
+        return f"`{{{with_options[1].replace('=', ': ').replace(chr(39), '')}}}`"
     ids = re.findall(r"PluginRef\(id='(.+?)'\)", default)
     if ids:
         return f"`[{', '.join(ids)}]`" if default.startswith("(") else f"`{ids[0]}`"

@@ -25,7 +25,7 @@ from rollart_core.config.training import Shaping
 from rollart_core.config.validation.consistency import OWN_KEYS, deadline_problems, without_effect
 from rollart_core.contracts.adapter import split_id
 from rollart_core.contracts.algorithm import AlgorithmSpec
-from rollart_core.contracts.env import EnvSpec
+from rollart_core.contracts.env import ALL_TASKS, EnvSpec
 from rollart_core.contracts.reward import RewardSpec
 from rollart_core.errors import UserError, did_you_mean
 from rollart_core.plugins import registry
@@ -358,10 +358,14 @@ def _deadline_problems(config: RunConfig, one: _Pending, spec: EnvSpec) -> Itera
 
 
 def _split_problems(config: RunConfig, one: _Pending, spec: EnvSpec) -> Iterable[Problem]:
-    for key, split in _splits(config, one).items():
-        if split in spec.splits:
+    used = _splits(config, one)
+    for key, split in used.items():
+        if split not in spec.splits:
+            message = no_split(spec, split)
+        elif split == ALL_TASKS and spec.disjoint_splits and len(set(used.values())) > 1:
+            message = _all_overlaps(used, key)
+        else:
             continue
-        message = no_split(spec, split)
         if not isinstance(one.ref, EnvEntry):
             yield Problem(OWN_KEYS[key], message)
         elif getattr(one.run, key) is None:
@@ -369,6 +373,14 @@ def _split_problems(config: RunConfig, one: _Pending, spec: EnvSpec) -> Iterable
             yield Problem((*one.key, "run", key), f"is {where} unless set, and {message}")
         else:
             yield Problem((*one.key, "run", key), message)
+
+
+def _all_overlaps(used: Mapping[str, str], key: str) -> str:
+    other, split = next(item for item in used.items() if item[1] != used[key])
+    return (
+        f"{used[key]!r} has the tasks of every split, also of {'.'.join(OWN_KEYS[other])}, which is"
+        f" {split!r}: use a split without them, or rollart eval to score a model on all tasks"
+    )
 
 
 def no_split(spec: EnvSpec, split: str) -> str:

@@ -28,10 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from rollart_core.contracts.spec import PluginSpec
 from rollart_core.types import Observation
+
+ALL_TASKS: Final = "all"
+"""Name of a split that has the tasks of all other splits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,9 @@ class EnvSpec(PluginSpec):
     """``step``: RollArt calls ``reset`` and ``step``. ``agent``: a program has its own loop and
     calls an endpoint (:mod:`rollart_core.contracts.agent`)."""
     splits: tuple[str, ...] = ("train", "test")
-    """Names of the task splits."""
+    """Names of the task splits. A split `all` has the tasks of all others."""
     disjoint_splits: bool = True
-    """Whether no task is in two splits. False if splits may share tasks."""
+    """Whether no task is in two splits, except `all`. False if splits may share tasks."""
     reports_success: bool = True
     """Whether its infos may have ``success``. If False, RollArt rejects configs that need
     ``success`` before the run starts."""

@@ -22,9 +22,11 @@ from rollart_core.cli.output import print_json, print_table
 from rollart_core.cli.progress import display
 from rollart_core.errors import UserError
 from rollart_core.plugins.registry import checked_options
+from rollart_envs.swe.import_rows import ImportOrder, import_tasks
 from rollart_envs.swe.make import Bounds
 from rollart_envs.swe.make_command import Heard, Made, MakeOrder, make_tasks
 from rollart_envs.swe.mine import Limits, MineOrder, mine_tasks
+from rollart_envs.swe.official_rows import DATA_SETS
 from rollart_envs.swe.task_folder import TaskFolder
 from rollart_envs.swe.validate import Verdict, finish, judge_for, record_statuses
 from rollart_envs.swe.validate import validate as validated
@@ -43,6 +45,9 @@ Requires = Annotated[str, typer.Option(help="Additional pip requirements, as one
 Pytest = Annotated[str, typer.Option(help="Additional pytest arguments, as one string.")]
 Python = Annotated[
     str, typer.Option(help="Path in the sandbox of the Python for the tests. Default: python3.")
+]
+Timeout = Annotated[
+    float | None, typer.Option(min=1, help="Timeout in seconds for the tests of one judgement.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -138,10 +143,66 @@ def mine(
         _split("--pytest", pytest),
         python,
         Limits(max_files, max_lines),
+        dated="image" not in checked_options("sandboxes", sandbox, as_options(options or [])),
     )
     with _heard() as heard:
         made = finish(mine_tasks(order, sandboxes, judge_for(sandboxes, python), heard))
     _end(made, order.folder, count, as_json)
+
+
+@app.command(
+    "import", epilog="Example: rollart swe import lite.jsonl --mirror ./repos --out ./tasks"
+)
+def import_(
+    file: Annotated[
+        Path, typer.Argument(help=f"Rows of {', '.join(DATA_SETS)}: .jsonl, .parquet or .csv.")
+    ],
+    out: Out = Path("swe-tasks"),
+    mirror: Annotated[
+        Path | None,
+        typer.Option(help="Folder of git repositories. Default: the rows' images, with docker."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Rows with this id or repository; * is allowed.")
+    ] = None,
+    jobs: Jobs = 2,
+    sandbox: Sandbox = "bubblewrap",
+    options: SandboxOptions = None,
+    timeout: Timeout = None,
+    validated: Annotated[
+        bool, typer.Option("--validate/--no-validate", help="Judge gold and empty patches first.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Import rows of published data sets.
+
+    Rows that cannot be run are listed with the reason, also in report.jsonl. To continue, or to try
+    them again, run the same command again.
+    """
+    sandboxes = _sandboxes(sandbox, options)
+    known = checked_options("sandboxes", sandbox, as_options(options or []))
+    order = ImportOrder(
+        file,
+        TaskFolder(out),
+        mirror,
+        tuple(only or ()),
+        jobs,
+        timeout,
+        has_images="image" in known,
+        network=tuple(known.get("network", ())),
+        is_validated=validated,
+    )
+    with _heard() as heard:
+        imported = finish(import_tasks(order, sandboxes, heard))
+    why_not = {_printable(name): _printable(why) for name, why in imported.why_not.items()}
+    if as_json:
+        told = {"rows": imported.num_rows, "tasks": imported.num_tasks, "why_not": why_not}
+        print_json({"file": str(order.folder.tasks), **told})
+    else:
+        if why_not:
+            print_table("Cannot be run", ("row", "why"), list(why_not.items()))
+        typer.echo(f"{imported.num_tasks} of {imported.num_rows} rows are in {order.folder.tasks}")
+    raise typer.Exit(1 if why_not else 0)
 
 
 @app.command(epilog="Example: rollart swe validate ./tasks/tasks.jsonl --jobs 4")
@@ -154,9 +215,7 @@ def validate(
     sandbox: Sandbox = "bubblewrap",
     options: SandboxOptions = None,
     python: Python = "",
-    timeout: Annotated[
-        float | None, typer.Option(min=1, help="Timeout in seconds for the tests of one judgement.")
-    ] = None,
+    timeout: Timeout = None,
     record: Annotated[
         Path | None,
         typer.Option(help="Write the rows here, with the gold_statuses of their gold patches."),

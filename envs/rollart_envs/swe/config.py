@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rollart_core.config.base import MOST, PositiveInt, Seconds
+from rollart_core.config.base import MOST, PluginRef, PositiveInt, Seconds
 from rollart_core.config.sandbox_options import SandboxedOptions
 from rollart_envs.rows import missing_files
 from rollart_envs.swe.tools import MAX_OUTPUT_CHARS
@@ -65,6 +65,9 @@ class FunctionAgentConfig(SandboxedOptions):
 class RepairConfig(SandboxedOptions):
     """Options of ``swe/Repair-v1``."""
 
+    sandbox: PluginRef = PluginRef.model_validate({"id": "docker", "image": "python:3.11"})
+    """The sandbox, by id or alias, with its options (`rollart list sandboxes`). It needs `git`,
+    which `python:3.11-slim` does not have."""
     tasks: Path | None = None
     """Task file in SWE-bench's format, `.jsonl` or `.parquet`. If not set: a few small built-in
     tasks."""

@@ -87,6 +87,7 @@ class Guard:
         self.tests = {os.path.join(root, path) for path in order.get("tests", ())}
         self.folders = tuple(os.path.join(root, p, "") for p in order.get("test_folders", ()))
         self.accuse = accuse
+        self.is_trusting = False
         self.codes: dict[int, types.CodeType] = {}
         self.paths: dict[str, str] = {}
         self.wrappers: dict[int, list[types.CodeType]] = {}
@@ -115,6 +116,11 @@ class Guard:
     @busy.setter
     def busy(self, busy: bool) -> None:
         self._here.busy = busy
+
+    def trust(self) -> None:
+        """Allow all watched operations: the patch changes the runner itself."""
+        self.gold = " ".join(word for words in WORDS.values() for word in words)
+        self.is_trusting = True
 
     def path(self, name: str) -> str:
         """Return a file's path with links resolved."""

@@ -12,22 +12,30 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import re
 import shlex
+import shutil
+import sys
+import tarfile
 import tempfile
+import threading
 import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 
 from rollart_core.errors import SandboxFailure, UserError, first_line
+from rollart_envs.swe import environment, probe
 from rollart_envs.swe import package as packages
-from rollart_envs.swe import probe
 from rollart_envs.swe.benches import FailureCount, in_order, of_start
+from rollart_envs.swe.environment import Interpreter
 from rollart_envs.swe.hide import test_name, tests_in
 from rollart_envs.swe.make import MADE, Judge, MutationOutcome, Row, is_test_file
 from rollart_envs.swe.make_command import PYTEST, Heard, Made
@@ -74,10 +82,19 @@ class Pit:
 
     name: str
     mirror: Mirror
-    suite: Suite
+    packages_of: Callable[[Commit], Packages]
     judge: Judge
     fields: Mapping[str, object] = field(default_factory=dict)
     """Fields that are the same in all rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """What the tests of a commit import, and how they are run with it."""
+
+    suite: Suite
+    fields: Row
+    """The fields of rows that use it."""
 
 
 def commits(mirror: Mirror, head: str, limits: Limits) -> Iterator[Commit]:
@@ -130,14 +147,18 @@ async def _tried(pit: Pit, commit: Commit) -> MutationOutcome:
 
 
 async def _outcome(pit: Pit, commit: Commit) -> MutationOutcome:
-    runs = await _before_and_after(pit, commit)
+    try:
+        site = await asyncio.to_thread(pit.packages_of, commit)
+    except UserError as error:
+        return MutationOutcome(first_line(str(error), 300))
+    runs = await _before_and_after(pit, commit, site.suite)
     if isinstance(runs, str):
         return MutationOutcome(runs)
     before, after = runs
     to_mend = after.passed - before.passed
     if not to_mend:
         return MutationOutcome("no test fails before and passes after it")
-    row = await asyncio.to_thread(_row, pit, commit, before, after)
+    row = await asyncio.to_thread(_row, pit, site, commit, before, after)
     if row is None:
         return MutationOutcome("its statement would give it away")
     problem = await pit.judge(row)
@@ -150,13 +171,15 @@ async def _outcome(pit: Pit, commit: Commit) -> MutationOutcome:
     )
 
 
-async def _before_and_after(pit: Pit, commit: Commit) -> tuple[SuiteRun, SuiteRun] | str:
+async def _before_and_after(
+    pit: Pit, commit: Commit, suite: Suite
+) -> tuple[SuiteRun, SuiteRun] | str:
     """Return the runs of a commit's tests without and with its source, or why there are none."""
     tree, tests, source = await asyncio.to_thread(_contents, pit, commit)
     files = [path for path in commit.test_files if tests[path] is not None]
     if not files:
         return "it removes its tests"
-    checkout = await pit.suite.open(tree)
+    checkout = await suite.open(tree)
     try:
         after = await checkout.run(files, files={**tests, **source}, timeout_s=_RUN_S, hash_seed=1)
         if after.timed_out:
@@ -181,7 +204,7 @@ def _contents(pit: Pit, commit: Commit) -> tuple[bytes, _Files, _Files]:
     return pit.mirror.archive(commit.parent), tests, source
 
 
-def _row(pit: Pit, commit: Commit, before: SuiteRun, after: SuiteRun) -> Row | None:
+def _row(pit: Pit, site: Packages, commit: Commit, before: SuiteRun, after: SuiteRun) -> Row | None:
     patch = pit.mirror.diff(commit.parent, commit.sha, commit.source)
     test_patch = pit.mirror.diff(commit.parent, commit.sha, commit.tests)
     to_mend = sorted(after.passed - before.passed)
@@ -199,8 +222,9 @@ def _row(pit: Pit, commit: Commit, before: SuiteRun, after: SuiteRun) -> Row | N
         "test_patch": test_patch,
         "FAIL_TO_PASS": to_mend,
         "PASS_TO_PASS": sorted(after.passed & before.passed),
-        "test_command": shlex.join(["python3", "-m", "pytest", *pit.suite.arguments, *files]),
+        "test_command": shlex.join(["python3", "-m", "pytest", *site.suite.arguments, *files]),
         **pit.fields,
+        **site.fields,
     }
 
 
@@ -293,6 +317,8 @@ class MineOrder:
     python: str = ""
     """Absolute path in the sandbox; empty: the ``python3`` on its PATH."""
     limits: Limits = field(default_factory=Limits)
+    dated: bool = True
+    """Whether the tests run with a Python of the date of their commit, from the host."""
 
 
 async def mine_tasks(
@@ -312,13 +338,12 @@ async def mine_tasks(
     heard(f"reading {order.repo}", None)
     mirror = await asyncio.to_thread(_mirror, order, name)
     head = _head(mirror, order)
-    python_path = await asyncio.to_thread(_python_path, order, name, mirror, head, heard)
     source_path = order.source_path or _source_path(mirror, head)
-    fields: Row = {"repo": name, "python_path": python_path, "source_path": list(source_path)}
+    fields: Row = {"repo": name, "source_path": list(source_path), "version": "0"}
     fields |= {"python": order.python} if order.python else {}
-    folders = tuple((order.folder.path / path).resolve() for path in python_path)
-    suite = Suite(sandboxes, order.python, folders, source_path, (*PYTEST, *order.pytest))
-    pit = Pit(name, mirror, suite, judge_in(order.folder), {**fields, "version": "0"})
+    suite = Suite(sandboxes, order.python, (), source_path, (*PYTEST, *order.pytest))
+    sites = _Sites(order, name, mirror, suite, heard)
+    pit = Pit(name, mirror, sites.of, judge_in(order.folder), fields)
     return await _mine(order, pit, head, heard)
 
 
@@ -380,25 +405,89 @@ def _head(mirror: Mirror, order: MineOrder) -> str:
         raise UserError(f"{order.repo}: has no commit {order.revision!r}") from None
 
 
-def _python_path(order: MineOrder, name: str, mirror: Mirror, head: str, heard: Heard) -> list[str]:
-    """Return the folders with the tests' imports; those in the task folder are relative to it."""
-    for folder in order.python_path:
-        if not folder.is_dir():
-            raise UserError(f"--python-path {folder}: there is no such folder")
-    if order.python_path:
-        return [str(folder.resolve()) for folder in order.python_path]
-    site = order.folder.site(name)
-    if not site.is_dir():
-        with tempfile.TemporaryDirectory(prefix="rollart-mine-") as temporary:
-            content = mirror.read(head, "pyproject.toml") or b""
-            (Path(temporary) / "pyproject.toml").write_bytes(content)
-            needed = packages.project_requirements(Path(temporary))
-        heard(f"installing what {name} needs", None)
-        part = site.with_name(site.name + ".part")
-        what = f"{name}: pip could not install what it needs (give --requires or --python-path)"
-        packages.install_into(part, [*needed, *order.requires], what=what)
-        part.rename(site)
-    return [f"site/{name}"]
+class _Sites:
+    """The packages of commits; those of one quarter of a year share them, if they need the same."""
+
+    def __init__(
+        self, order: MineOrder, name: str, mirror: Mirror, suite: Suite, heard: Heard
+    ) -> None:
+        for folder in order.python_path:
+            if not folder.is_dir():
+                raise UserError(f"--python-path {folder}: there is no such folder")
+        self._order, self._name, self._mirror = order, name, mirror
+        self._suite, self._heard = suite, heard
+        self._making = threading.Lock()
+        self._failed: dict[str, str] = {}
+
+    def of(self, commit: Commit) -> Packages:
+        """Return the packages of a commit, as of its date; they are installed if missing.
+
+        Raises:
+            UserError: If they could not be installed.
+        """
+        if self._order.python_path:
+            folders = tuple(folder.resolve() for folder in self._order.python_path)
+            return self._with(folders, {"python_path": [str(folder) for folder in folders]})
+        date = self._mirror.date(commit.sha)
+        quarter = datetime(date.year, (date.month - 1) // 3 * 3 + 1, 1, tzinfo=UTC)
+        version = self._version(quarter)
+        python = environment.interpreter(version)
+        with self._making, tempfile.TemporaryDirectory(prefix="rollart-mine-") as temporary:
+            root = Path(temporary).resolve()
+            with tarfile.open(fileobj=BytesIO(self._mirror.archive(commit.sha))) as tar:
+                tar.extractall(root, filter="data")
+            needed = packages.project_requirements(root)
+            mark = sha256(json.dumps([version, *needed]).encode()).hexdigest()[:6]
+            slug = f"{self._name}-{quarter:%Y-%m}-{mark}"
+            if slug in self._failed:
+                raise UserError(self._failed[slug])
+            if not self._order.folder.site(slug).is_dir():
+                self._install(self._order.folder.site(slug), root, python, quarter)
+        site = self._order.folder.site(slug)
+        own: Row = {}
+        if self._order.dated and not self._order.python:
+            own = python.placed(self._order.folder.path)
+        return self._with((site.resolve(),), {"python_path": [f"site/{slug}"], **own})
+
+    def _version(self, date: datetime) -> str:
+        """Return the version of the Python that runs the tests."""
+        here = f"{sys.version_info.major}.{sys.version_info.minor}"
+        if self._order.python or not self._order.dated:
+            return here
+        return environment.version_for(date)
+
+    def _install(self, site: Path, root: Path, python: Interpreter, quarter: datetime) -> None:
+        self._heard(f"installing what {self._name} needs as of {quarter:%B %Y}", None)
+        before = environment.as_of(quarter + timedelta(days=92), python.version)
+        wanted, extras = packages.test_requirements(root)
+        needed = packages.project_requirements(root)
+        own = ["pytest", *self._order.requires]
+        made = site.with_name(site.name + ".made")
+        shutil.rmtree(made, ignore_errors=True)
+        try:
+            try:
+                environment.install_project(
+                    made, root, [*own, *wanted], python=python, before=before, extras=extras
+                )
+            except UserError:  # a build that fails, or pytest needs a release of the project
+                environment.install(made, [*own, *needed], python=python, before=before)
+        except UserError as error:
+            self._failed[site.name] = f"{error} (give --requires or --python-path)"
+            raise UserError(self._failed[site.name]) from None
+        for name in packages.project_names(root, self._name):
+            packages.keep_only_metadata(made, name)
+        made.rename(site)
+
+    def _with(self, folders: tuple[Path, ...], fields: Row) -> Packages:
+        folder = self._order.folder.path.resolve()
+        python, home = (fields.get(name) for name in ("python", "python_home"))
+        suite = replace(
+            self._suite,
+            python=str(folder / str(python)) if python else self._suite.python,
+            python_path=folders,
+            python_home=str(folder / str(home)) if home else "",
+        )
+        return Packages(suite, fields)
 
 
 def _source_path(mirror: Mirror, head: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -83,10 +84,16 @@ class Mirror:
         part.rename(path)
         return cls(path)
 
+    @property
+    def git_dir(self) -> Path:
+        """The folder with its objects: of a working tree, ``.git``."""
+        inner = self.path / ".git"
+        return inner if inner.exists() else self.path
+
     def git(self, *arguments: str, env: Mapping[str, str] | None = None, stdin: str = "") -> str:
         """Return the output of a git command in this repository."""
         given = stdin.encode("utf-8", "surrogateescape")
-        said = _git("--git-dir", str(self.path), *arguments, env=env, stdin=given)
+        said = _git("--git-dir", str(self.git_dir), *arguments, env=env, stdin=given)
         return said.decode("utf-8", "surrogateescape")
 
     def commit_folder(self, folder: Path, message: str) -> str:
@@ -102,6 +109,39 @@ class Mirror:
             lines = "".join(f"{self._entry(base, *item)}\0" for item in files.items())
             self.git("update-index", "-z", "--index-info", env=env, stdin=lines)
             return self._commit(self.git("write-tree", env=env).strip(), message)
+
+    def commit_patched(self, base: str, patch: str, message: str) -> str:
+        """Return a commit, without a parent, of a commit's tree with a patch applied.
+
+        Raises:
+            GitError: If it does not apply.
+        """
+        with _index() as env:
+            self.git("read-tree", base, env=env)
+            self.git("apply", "--cached", "--whitespace=nowarn", "-", env=env, stdin=patch)
+            return self._commit(self.git("write-tree", env=env).strip(), message)
+
+    def date(self, commit: str) -> datetime:
+        """Return the date of a commit."""
+        return datetime.fromtimestamp(int(self.git("log", "-1", "--format=%ct", commit)), UTC)
+
+    def has(self, commit: str) -> bool:
+        """Return whether a commit is in this repository."""
+        try:
+            self.git("cat-file", "-e", f"{commit}^{{commit}}")
+        except GitError:
+            return False
+        return True
+
+    def fetch_commits(self, source: Path, commits: Sequence[str]) -> None:
+        """Copy commits of a repository on this machine, without their history."""
+        serve = "git -c safe.directory=* -c uploadpack.allowAnySHA1InWant=true upload-pack"
+        whole = [Mirror(source).git("rev-parse", f"{one}^{{commit}}").strip() for one in commits]
+        names = dict.fromkeys(whole)
+        self.git(
+            *("fetch", "-q", "--depth", "1", "--no-tags", "--upload-pack", serve),
+            *(f"file://{source.resolve()}", *(f"{one}:refs/bases/{one}" for one in names)),
+        )
 
     def keep(self, name: str, commit: str) -> None:
         """Keep a commit permanently, under ``refs/tasks/``."""
@@ -119,13 +159,13 @@ class Mirror:
     def read(self, commit: str, path: str) -> bytes | None:
         """Return a file of a commit; None if it does not exist."""
         try:
-            return _git("--git-dir", str(self.path), "cat-file", "blob", f"{commit}:{path}")
+            return _git("--git-dir", str(self.git_dir), "cat-file", "blob", f"{commit}:{path}")
         except GitError:
             return None
 
     def archive(self, commit: str) -> bytes:
         """Return a commit's tree as a tar archive."""
-        return _git("--git-dir", str(self.path), "archive", "--format=tar", commit)
+        return _git("--git-dir", str(self.git_dir), "archive", "--format=tar", commit)
 
     def _take_all(self) -> None:
         """Override ``.gitattributes`` that leave files, mostly tests, out of archives."""
@@ -137,7 +177,7 @@ class Mirror:
         return self.git("commit-tree", "-m", message, tree).strip()
 
     def _blob(self, content: bytes) -> str:
-        command = ("--git-dir", str(self.path), "hash-object", "-w", "--stdin")
+        command = ("--git-dir", str(self.git_dir), "hash-object", "-w", "--stdin")
         return _git(*command, stdin=content).decode().strip()
 
     def _entry(self, base: str, path: str, content: bytes | None) -> str:

@@ -16,7 +16,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -121,7 +121,7 @@ def install(
             raise
         notes.append(f"test requirements could not be installed and are left out: {error}")
         install_into(site, [str(told), *requires], what=what)
-    _keep_only_metadata(site, package.name)
+    keep_only_metadata(site, package.name)
 
 
 def install_into(site: Path, requirements: Iterable[str], *, what: str) -> None:
@@ -166,6 +166,37 @@ def project_requirements(root: Path) -> list[str]:
         for extra in extras:
             needed += [str(line) for line in optional.get(extra, ())]
     return [*needed, *wanted]
+
+
+def project_names(root: Path, name: str) -> set[str]:
+    """Return the names under which a project can be installed: its own, and that of its folder."""
+    project, _ = _pyproject(root)
+    found = {name, str(project.get("name") or name)}
+    for file in ("setup.cfg", "setup.py"):
+        if (root / file).is_file():
+            text = (root / file).read_text(encoding="utf-8", errors="replace")
+            found |= set(re.findall(r"""^\s*name\s*=\s*['"]?([A-Za-z0-9._-]+)""", text, re.M)[:1])
+    return {canonicalize_name(one) for one in found}
+
+
+def requirement_lines(path: Path) -> Iterator[str]:
+    """Yield the requirements in a file and in those that it includes; none if it does not exist.
+
+    Options, paths and addresses are ignored.
+    """
+    if not path.is_file():
+        return
+    for raw in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        line = raw.split(" #", 1)[0].split(" --", 1)[0].strip().rstrip("\\").strip()
+        if included := re.match(r"(?:-r|--requirement)[ =]*(\S+)", line):
+            yield from requirement_lines(path.parent / included[1])
+        elif re.match(r"[A-Za-z0-9]", line) and "://" not in line:
+            yield line
+
+
+def name_of(requirement: str) -> str:
+    """Return the normalized name of the package of a requirement."""
+    return canonicalize_name(re.split(r"[\[<>=!~; @]", requirement.strip(), maxsplit=1)[0])
 
 
 def pip(*arguments: str, what: str) -> None:
@@ -238,7 +269,7 @@ def _pyproject(root: Path) -> tuple[Mapping[str, object], Mapping[str, object]]:
     return project, groups
 
 
-def _keep_only_metadata(site: Path, name: str) -> None:
+def keep_only_metadata(site: Path, name: str) -> None:
     """Remove an installed package's modules, so that tests import those of the tree."""
     for found in distributions(path=[str(site)]):
         if canonicalize_name(found.metadata["Name"]) == name:

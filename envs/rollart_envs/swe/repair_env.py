@@ -83,7 +83,7 @@ class RepairEnv(SandboxEnv):
         tree = await asyncio.to_thread(base_tree, task, self._repos_dir)
         needs = needs_of(task, beside=self._file.parent, python=self.config.python)
         sandbox = await self.open_sandbox(**sandbox_options(self._sandboxes, task, needs))
-        workspace = await unpack(sandbox, task, tree)
+        workspace = await unpack(sandbox, task, tree, needs)
         self._episode = _Episode(task, tree, needs, workspace)
         return _prompt(task, workspace), self._info(None)
 

@@ -181,9 +181,9 @@ async def judge_patch(
     statuses: Statuses = {}
     why = log = ""
     try:
-        workspace = await unpack(sandbox, task, tree)
         if not needs.python:
             needs = replace(needs, python=await find_python(sandbox))
+        workspace = await unpack(sandbox, task, tree, needs)
         context = await _context(sandbox, task, workspace, wanted)
         await _put_in(sandbox, task, workspace, wanted)
         statuses, log = await _run(sandbox, task, workspace, needs, context, timeout_s)
@@ -328,19 +328,30 @@ async def _reported(
     try:
         statuses = read_report(await sandbox.read_file(f"{folder}/report"), nonce)
     except (OSError, ReportError) as error:
-        await _expect_runner(sandbox, run, needs)
+        await _expect_runner(sandbox, run, workspace, needs)
         raise _NoProof(str(error), log) from None
     return statuses, log
 
 
-async def _expect_runner(sandbox: Sandbox, run: TestRun, needs: Needs) -> None:
+async def _expect_runner(
+    sandbox: Sandbox, run: TestRun, workspace: Workspace, needs: Needs
+) -> None:
     """Raise an error if the sandbox cannot import the test runner; no patch can cause that.
 
-    Code that ran in the sandbox cannot have changed the modules imported here.
+    Code that ran in the sandbox cannot have changed the modules imported here. The repository of
+    pytest is its own runner.
     """
     module = "_pytest.config" if run.runner == "pytest" else "unittest"
-    code = f"import sys; sys.path[1:1] = {list(needs.python_path)!r}; import {module}"
-    result = await sandbox.exec((needs.python, "-I", "-B", "-c", code), timeout_s=_SMALL_S)
+    own = [f"{workspace.repo_dir}/{path}" for path in (".", *needs.source_path)]
+    code = (
+        f"import os, sys, importlib.util as util; sys.path[1:1] = {list(needs.python_path)!r}\n"
+        f"missing = [n for n in {report_plugin.RUNNER!r} if util.find_spec(n) is None]\n"
+        f"if not any(os.path.isdir(os.path.join(p, n)) for p in {own!r} for n in missing):\n"
+        f"    import {module}"
+    )
+    argv = (needs.python, "-I", "-B", "-c", code)
+    env = needs.environ(workspace.repo_dir)
+    result = await sandbox.exec(argv, timeout_s=_SMALL_S, env=env)
     if result.exit_code != 0:
         said = _said(result).strip().splitlines()[-1:]
         raise _unfit(f"{needs.python} of the box cannot import {module}: {' '.join(said)}")

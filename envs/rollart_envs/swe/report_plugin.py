@@ -35,6 +35,8 @@ from typing import Any
 TAMPERED = 71
 """The end of a run in which the tests or their runner were manipulated."""
 LINE_BYTES = 1 << 16
+RUNNER = ("_pytest", "pluggy", "iniconfig", "packaging")
+"""Packages that pytest consists of."""
 
 
 def signed_text(record: dict[str, Any]) -> bytes:
@@ -175,14 +177,23 @@ class Hooks:
 def loader(plugins: list[list[str]]) -> Any:
     """Return a plugin that registers those of installed packages; no other is loaded."""
 
-    def pytest_addoption(parser: Any, pluginmanager: Any) -> None:
+    def register(pluginmanager: Any) -> None:
         blocked = {word[3:] for word in sys.argv if word.startswith("no:")}
         blocked |= {word[5:] for word in sys.argv if word.startswith("-pno:")}
         for name, module in plugins:
             if name not in blocked and not pluginmanager.has_plugin(name):
                 pluginmanager.register(importlib.import_module(module), name)
 
-    return Hooks(pytest_addoption)
+    def pytest_addoption(parser: Any, pluginmanager: Any) -> None:
+        register(pluginmanager)
+
+    def pytest_addhooks(pluginmanager: Any) -> None:  # pytest before 5.4 has no other with it
+        register(pluginmanager)
+
+    from _pytest.hookspec import pytest_addoption as known
+
+    is_new = "pluginmanager" in known.__code__.co_varnames
+    return Hooks(pytest_addoption if is_new else pytest_addhooks)
 
 
 def watcher(guard: Any, failed: set[str]) -> Any:
@@ -282,6 +293,11 @@ def run_pytest(write: Any, guard: Any, sources: list[str]) -> int:
     import unittest.async_case
     import unittest.mock  # noqa: F401 - watched too, and pytest loads it late
 
+    is_own = any(importlib.util.find_spec(name) is None for name in RUNNER)
+    if is_own:  # the repository is that of pytest, or of a package that it needs
+        guard.trust()
+        look_in(sources)
+        sources = []
     import _pytest.assertion.rewrite as rewrite
     import pytest
 
@@ -289,17 +305,21 @@ def run_pytest(write: Any, guard: Any, sources: list[str]) -> int:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     asserts, rewritten = rewrite.rewrite_asserts, rewrite._rewrite_test
 
-    def rewrite_asserts(mod: Any, source: Any, module_path: Any = None, config: Any = None) -> None:
-        if isinstance(module_path, str) and guard.is_test(module_path):
+    def rewrite_asserts(mod: Any, *rest: Any) -> None:
+        # The path is a text, or a py.path in pytest before 5; the source is bytes.
+        paths = [str(one) for one in rest if isinstance(one, str) or hasattr(one, "strpath")]
+        if paths and guard.is_test(paths[0]):
             guard.guarded(mod)
-        asserts(mod, source, module_path, config)
+        asserts(mod, *rest)
 
     def rewrite_test(fn: Any, config: Any) -> Any:
         stat, code = rewritten(fn, config)
         return stat, guard.known(code) if guard.is_test(str(fn)) else code
 
-    rewrite.rewrite_asserts, rewrite._rewrite_test = rewrite_asserts, rewrite_test
-    rewrite._read_pyc = lambda *rest, **named: None
+    rewriter: Any = rewrite  # its functions differ between versions
+    rewriter.rewrite_asserts, rewriter._rewrite_test = rewrite_asserts, rewrite_test
+    if not is_own:  # its tests call it
+        rewriter._read_pyc = lambda *rest, **named: None
     guard.watch()
     look_in(sources)
     failed: set[str] = set()
@@ -362,7 +382,7 @@ def connected(order: dict[str, Any], lines_to: int) -> Any:
         guard.busy = True
         frame: Any = frame_of(1)
         foreign = threading.current_thread() is not main
-        while frame is not None and not foreign:
+        while frame is not None and not foreign and not guard.is_trusting:
             foreign, frame = guard.origin(frame.f_code) is not None, frame.f_back
         guard.busy = False
         if foreign:

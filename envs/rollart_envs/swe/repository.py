@@ -7,7 +7,7 @@ filters or attributes, writes to a mirror, or lets history out: the fix is in it
 A mirror of ``owner/name`` is looked up as ``owner__name``, ``owner/name`` and ``name``, bare or
 not, with or without ``.git``. A folder that is not a git repository is used unchanged. A row can
 contain its files (``files``: path -> text), and a row with an ``image`` needs no mirror: its
-repository is in the image, at ``/testbed``.
+repository is in the image.
 """
 
 from __future__ import annotations
@@ -67,9 +67,13 @@ def base_tree(task: RepairTask, repos_dir: Path | None) -> RepositoryTree | None
     files = task.extra.get("files")
     if files is not None:
         return _of_row(task, files)
-    if task.image is not None and (repos_dir is None or not repos_dir.is_dir()):
-        return None
-    folder = find_repository(task, repos_dir)
+    folder = repository_in(repos_dir, task.repo) if repos_dir is not None else None
+    if folder is None:
+        if task.image is not None:
+            return None
+        where = f"in {repos_dir}" if repos_dir is not None else "at hand: give repos_dir"
+        looked = ", ".join(_names(task.repo)) or "nothing: it is no name of a repository"
+        raise _failure(task, f"no repository {task.repo!r} {where}; looked for {looked}")
     try:
         with _exporting:  # many episodes of one task start together; one export serves them
             if not _is_git(folder):
@@ -79,24 +83,18 @@ def base_tree(task: RepairTask, repos_dir: Path | None) -> RepositoryTree | None
         raise _failure(task, f"{folder} cannot be read: {error}") from error
 
 
-def find_repository(task: RepairTask, repos_dir: Path | None) -> Path:
-    """Return the folder of a task's repository.
+def repository_in(folder: Path, repo: str) -> Path | None:
+    """Return the folder of a repository among others; None if there is none."""
+    return next((folder / name for name in _names(repo) if (folder / name).is_dir()), None)
 
-    Raises:
-        TaskFailure: If there is none.
-    """
-    if repos_dir is None:
-        raise _failure(task, f"the repository {task.repo!r} is not at hand: give repos_dir")
-    parts = PurePosixPath(task.repo).parts
-    if not parts or ".." in parts or task.repo.startswith("/"):
-        raise _failure(task, f"{task.repo!r} is no name of a repository")
+
+def _names(repo: str) -> tuple[str, ...]:
+    """Return the names that the folder of a repository can have."""
+    parts = PurePosixPath(repo).parts
+    if not parts or ".." in parts or repo.startswith("/"):
+        return ()
     names = dict.fromkeys(("__".join(parts), "/".join(parts), parts[-1]))
-    tried = [repos_dir / f"{name}{end}" for name in names for end in ("", ".git")]
-    for folder in tried:
-        if folder.is_dir():
-            return folder
-    looked = ", ".join(str(path.relative_to(repos_dir)) for path in tried)
-    raise _failure(task, f"no repository {task.repo!r} in {repos_dir}; looked for {looked}")
+    return tuple(f"{name}{end}" for name in names for end in ("", ".git"))
 
 
 def _commit(task: RepairTask, folder: Path) -> str:

@@ -19,6 +19,8 @@ _LINE_CHARS: Final = 200
 _FOR_PYTEST: Final = re.compile(r"\b[Uu]se '?-vv?'? to (?:get|show)")
 """A hint of pytest for its callers."""
 _WORDLESS: Final = re.compile(r"\W*(?:pass|else|try|finally|break|continue|return|None)?\W*")
+_BARE_NAME: Final = re.compile(r"[\[({]*[A-Za-z_]\w*[])},:]*")
+"""A line with only a name, as in lists of imports: a statement has to be able to name it."""
 
 
 def statement(
@@ -48,13 +50,17 @@ def statement(
 
 
 def changed_lines(patch: str) -> tuple[str, ...]:
-    """Return the stripped lines that a patch adds or removes, without trivial ones."""
+    """Return the stripped lines that a patch changes, without trivial ones and bare names."""
     lines = (
         line[1:].strip()
         for line in patch.splitlines()
         if line[:1] in ("+", "-") and not line.startswith(("+++ ", "--- "))
     )
-    return tuple(dict.fromkeys(line for line in lines if not _WORDLESS.fullmatch(line)))
+    return tuple(
+        dict.fromkeys(
+            line for line in lines if not (_WORDLESS.fullmatch(line) or _BARE_NAME.fullmatch(line))
+        )
+    )
 
 
 def leaked(text: str, patch: str) -> tuple[str, ...]:

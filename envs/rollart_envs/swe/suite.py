@@ -89,6 +89,8 @@ class Suite:
     """Folders of the repository to import from, such as ``src``."""
     arguments: tuple[str, ...] = ()
     """Arguments of pytest."""
+    python_home: str = ""
+    """Folder of the host with this Python; empty: the sandbox has it."""
 
     def import_path(self) -> str:
         """Return the sandbox's PYTHONPATH."""
@@ -97,7 +99,8 @@ class Suite:
 
     async def open(self, tree: bytes) -> Checkout:
         """Return a checkout of a tree (a tar archive) in its own sandbox."""
-        sandbox = await self.sandboxes.take(ro_binds=[str(path) for path in self.python_path])
+        binds = [*map(str, self.python_path), *filter(None, (self.python_home,))]
+        sandbox = await self.sandboxes.take(ro_binds=binds)
         try:
             checkout = Checkout(self, sandbox)
             await checkout.unpack(tree)
@@ -209,6 +212,8 @@ class Checkout:
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
         argv = (self._python_there, *arguments)
+        if home := self._suite.python_home:
+            env = {**(env or {}), "LD_LIBRARY_PATH": f"{home}/lib"}
         return await self._sandbox.exec(argv, timeout_s=timeout_s, cwd=cwd, stdin=stdin, env=env)
 
 

@@ -15,6 +15,7 @@ from rollart_envs.rows import RowError
 from rollart_envs.swe.logs import Status
 
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
+_IMAGES = ("image", "docker_image", "image_name")
 _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 """Halves of surrogate pairs, except those that represent bytes (``surrogateescape``)."""
 
@@ -71,7 +72,7 @@ def repair_task(row: Mapping[str, object]) -> RepairTask:
         version=_text(row, "version"),
         environment_setup_commit=_text(row, "environment_setup_commit"),
         created_at=_text(row, "created_at"),
-        image=_text(row, "image") or _text(row, "image_name") or None,
+        image=next((text for name in _IMAGES if (text := _text(row, name))), None),
         test_command=_test_command(row),
         extra={key: value for key, value in row.items() if key not in _KNOWN},
     )
@@ -167,6 +168,6 @@ _KNOWN = frozenset(
     (
         *("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch"),
         *("FAIL_TO_PASS", "PASS_TO_PASS", "hints_text", "version", "environment_setup_commit"),
-        *("created_at", "image", "image_name", "test_command", "test_cmd"),
+        *("created_at", *_IMAGES, "test_command", "test_cmd"),
     )
 )

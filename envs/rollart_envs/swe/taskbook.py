@@ -1,7 +1,7 @@
 """The tasks of one file, in splits.
 
 Takes: tasks with ids. Gives: the i-th task of a split, or a drawn one. Never: puts a task in two
-splits, unless the file has fewer than three.
+of the other splits, unless the file has fewer than three.
 
 Tasks are ordered by a hash of their ids: the first fifth is ``test``, the next eighth ``warm``, the
 rest ``train``, with at least one each. So the splits depend only on the ids, not on the order of
@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from rollart_core.contracts.env import ALL_TASKS
 from rollart_core.errors import UserError
 from rollart_envs.swe.function_task import FunctionTask
 from rollart_envs.swe.reader import BadRow, read_function_tasks, read_repair_tasks
@@ -41,7 +42,7 @@ class TaskBook(Generic[T]):
     def __init__(self, tasks: Mapping[str, T], bad: Sequence[BadRow] = ()) -> None:
         self.tasks = dict(tasks)
         self.bad = tuple(bad)
-        self.splits = split_ids(list(tasks))
+        self.splits = {**split_ids(list(tasks)), ALL_TASKS: tuple(tasks)}
 
     def ids(self, split: str) -> tuple[str, ...]:
         """Return the ids of a split's tasks.
@@ -50,7 +51,7 @@ class TaskBook(Generic[T]):
             ValueError: If the split does not exist.
         """
         if split not in self.splits:
-            raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
+            raise ValueError(f"no split {split!r}; there are {', '.join(self.splits)}")
         return self.splits[split]
 
     def choose(self, options: Mapping[str, Any], draw: np.random.Generator) -> T:

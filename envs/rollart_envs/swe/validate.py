@@ -77,7 +77,9 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class Order:
+    """How rows are judged."""
+
     sandboxes: SandboxSource
     beside: Path
     repos_dir: Path
@@ -113,12 +115,12 @@ async def validate(
         UserError: If the file cannot be read or has no task.
     """
     tasks, bad = _read(path)
-    order = _Order(sandboxes, path.parent, repos_dir or path.parent / "repos", python, timeout_s)
+    order = Order(sandboxes, path.parent, repos_dir or path.parent / "repos", python, timeout_s)
     free = asyncio.Semaphore(concurrency)
 
     async def one(task: RepairTask | FunctionTask) -> Verdict:
         async with free:
-            verdict = await _verdict(order, task)
+            verdict = await verdict_of(order, task)
         on_row(verdict)
         return verdict
 
@@ -136,7 +138,7 @@ async def validate(
     return [*verdicts, *ended]
 
 
-async def _verdict(order: _Order, task: RepairTask | FunctionTask) -> Verdict:
+async def verdict_of(order: Order, task: RepairTask | FunctionTask) -> Verdict:
     """Judge one row; an error becomes its verdict, unless no sandbox starts at all."""
     name = task.task_id if isinstance(task, FunctionTask) else task.instance_id
     why = ""
@@ -164,7 +166,7 @@ async def _verdict(order: _Order, task: RepairTask | FunctionTask) -> Verdict:
     return Verdict(name, "error", "error", 0.0, why)
 
 
-async def _repair(order: _Order, task: RepairTask) -> tuple[Result, Result, str, dict[str, Status]]:
+async def _repair(order: Order, task: RepairTask) -> tuple[Result, Result, str, dict[str, Status]]:
     tree = await asyncio.to_thread(base_tree, task, order.repos_dir)
     needs = needs_of(task, beside=order.beside, python=order.python)
     reports: list[Report] = []
@@ -191,7 +193,7 @@ def _problem(gold: Report, empty: Report) -> str:
     return ""
 
 
-async def _function(order: _Order, task: FunctionTask) -> tuple[Result, Result, str]:
+async def _function(order: Order, task: FunctionTask) -> tuple[Result, Result, str]:
     sandbox = await order.sandboxes.take()
     try:
         path = order.python or await find_python(sandbox)

@@ -7,6 +7,7 @@ that of an image.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -28,11 +29,17 @@ tar -xzf base.tar.gz -C repo
 rm base.tar.gz
 cd repo
 """
-_FROM_IMAGE: Final = f"""
+_FROM_IMAGE: Final = """
 set -e
-cd {IMAGE_REPO}
+cd {folder}
 rm -rf .git
 """
+_SET_UP: Final = """
+( PATH={path}$PATH; export PATH; set -e
+{commands}
+) >&2 || exit {code}
+"""
+_SET_UP_FAILED: Final = 98
 _COMMIT: Final = """
 git init -q .
 git add --all --force .
@@ -43,11 +50,7 @@ pwd
 """
 _DATE: Final = "2020-01-01T00:00:00Z"
 """Date of the commit, so that its hash depends only on the files."""
-_IMAGE_OPTIONS: Final[Mapping[str, object]] = {
-    "writable_root": True,
-    "user": "0:0",
-    "snapshot_paths": [IMAGE_REPO],
-}
+_IMAGE_OPTIONS: Final[Mapping[str, object]] = {"writable_root": True, "user": "0:0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +74,29 @@ class Needs:
     """Folders with installed packages, readable in the sandbox."""
     source_path: tuple[str, ...] = ()
     """Folders of the repository to import its own packages from, such as ``src``."""
+    python_home: str = ""
+    """Folder with the interpreter, readable in the sandbox; empty: the sandbox has it."""
+    setup: tuple[str, ...] = ()
+    """Shell commands that prepare the repository before it is committed."""
+    image_repo: str = IMAGE_REPO
+    """Folder of the repository in the task's image."""
+
+    @property
+    def binds(self) -> tuple[str, ...]:
+        """Folders of the host that the sandbox must be able to read."""
+        return (*self.python_path, *filter(None, (self.python_home,)))
+
+    @property
+    def shell_path(self) -> str:
+        """The start of PATH: the folder of the interpreter, with a colon."""
+        return f"{PurePosixPath(self.python).parent}:" if self.python else ""
 
     def environ(self, repo_dir: str) -> Mapping[str, str]:
         """Return the environment variables for commands of a task."""
         own = [f"{repo_dir}/{path}" if path != "." else repo_dir for path in self.source_path]
         paths = ":".join((*own, *self.python_path))
         fixed = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+        fixed |= {"LD_LIBRARY_PATH": f"{self.python_home}/lib"} if self.python_home else {}
         return {**fixed, "PYTHONPATH": paths} if paths else fixed
 
 
@@ -84,53 +104,63 @@ def needs_of(task: RepairTask, *, beside: Path | None, python: str) -> Needs:
     """Return the requirements in a row.
 
     Args:
-        task: Its ``extra`` can have ``python`` (absolute path in the sandbox), ``python_path``
-            (folders of the host, absolute or relative to ``beside``) and ``source_path`` (folders
-            of the repository).
+        task: Its ``extra`` can have ``python`` (path in the sandbox, absolute or relative to
+            ``beside``), ``python_path`` and ``python_home`` (folders of the host, likewise),
+            ``source_path`` (folders of the repository), ``setup`` (shell commands) and
+            ``image_repo``.
         beside: The folder of the task file.
         python: The Python that runs the tests if the row has none.
 
     Raises:
         TaskFailure: If a folder is missing, or a field has the wrong type.
     """
-    folders = [(beside or Path()) / path for path in _texts(task, "python_path")]
-    for folder in folders:
-        if not folder.is_dir():
-            raise _failure(task, f"python_path: there is no folder {folder}")
+    folders = _folders(task, "python_path", beside)
+    home = _folders(task, "python_home", beside)[:1]
     own = _texts(task, "source_path")
     if any(path.startswith("/") or ".." in path.split("/") for path in own):
         raise _failure(task, f"source_path: {list(own)} leaves the repository")
-    named = task.extra.get("python")
+    named = str(task.extra.get("python") or "")
     return Needs(
-        str(named) if isinstance(named, str) and named.startswith("/") else python,
-        tuple(str(folder.resolve()) for folder in folders),
+        str((beside or Path()).resolve() / named) if "/" in named else python,
+        folders,
         own,
+        "".join(home),
+        _texts(task, "setup"),
+        str(task.extra.get("image_repo") or IMAGE_REPO),
     )
 
 
 def sandbox_options(sandboxes: SandboxSource, task: RepairTask, needs: Needs) -> dict[str, object]:
     """Return the sandbox options of a task, in addition to those of the source."""
     options: dict[str, object] = {}
-    if needs.python_path:
+    if needs.binds:
         given = sandboxes.options.get("ro_binds", [])
-        options["ro_binds"] = list(dict.fromkeys((*given, *needs.python_path)))
+        options["ro_binds"] = list(dict.fromkeys((*given, *needs.binds)))
     if task.image is not None:
-        options.update(image=task.image, **_IMAGE_OPTIONS)
+        options.update(image=task.image, snapshot_paths=[needs.image_repo], **_IMAGE_OPTIONS)
     return options
 
 
-async def unpack(sandbox: Sandbox, task: RepairTask, tree: RepositoryTree | None) -> Workspace:
-    """Put a tree into a sandbox, or use the one of its image, and commit it.
+async def unpack(
+    sandbox: Sandbox, task: RepairTask, tree: RepositoryTree | None, needs: Needs
+) -> Workspace:
+    """Put a tree into a sandbox, or use the one of its image, set it up and commit it.
 
     Raises:
         SandboxFailure: If the sandbox is gone, or has no disk space, no git or no tar.
+        TaskFailure: If a set-up command of the task fails.
     """
     if tree is not None:
         await sandbox.write_file(ARCHIVE, tree.archive)
-    script = (_FROM_IMAGE if tree is None else _FROM_ARCHIVE) + _COMMIT
+    script = _FROM_IMAGE.format(folder=shlex.quote(needs.image_repo))
+    script = (script if tree is None else _FROM_ARCHIVE) + _set_up(needs) + _COMMIT
     dates = {"GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE}
-    result = await sandbox.exec(("sh", "-c", script), timeout_s=_UNPACK_S, env=dates)
+    env = {**needs.environ(""), **dates} if needs.setup else dates
+    result = await sandbox.exec(("sh", "-c", script), timeout_s=_UNPACK_S, env=env)
     lines = result.stdout.decode(errors="replace").split()
+    if result.exit_code == _SET_UP_FAILED:
+        said = result.stderr.decode(errors="replace").strip()[-300:]
+        raise _failure(task, f"a set-up command failed: {said}")
     if result.exit_code != 0 or result.timed_out or len(lines) != 2:
         said = (result.stdout + result.stderr).decode(errors="replace").strip()[-300:]
         failure = SandboxFailure(
@@ -146,12 +176,29 @@ async def unpack(sandbox: Sandbox, task: RepairTask, tree: RepositoryTree | None
     )
 
 
+def _set_up(needs: Needs) -> str:
+    """Return the part of the script that runs the set-up commands."""
+    if not needs.setup:
+        return ""
+    path = shlex.quote(needs.shell_path) if needs.shell_path else ""
+    return _SET_UP.format(path=path, commands="\n".join(needs.setup), code=_SET_UP_FAILED)
+
+
+def _folders(task: RepairTask, name: str, beside: Path | None) -> tuple[str, ...]:
+    """Return folders of the host in a row, as absolute paths."""
+    folders = [(beside or Path()) / path for path in _texts(task, name)]
+    for folder in folders:
+        if not folder.is_dir():
+            raise _failure(task, f"{name}: there is no folder {folder}")
+    return tuple(str(folder.resolve()) for folder in folders)
+
+
 def _texts(task: RepairTask, name: str) -> tuple[str, ...]:
     value = task.extra.get(name, ())
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
-        raise _failure(task, f"{name} is {value!r:.60}; it must be a list of folders")
+        raise _failure(task, f"{name} is {value!r:.60}; it must be a list of texts")
     return tuple(str(item) for item in value)
 
 

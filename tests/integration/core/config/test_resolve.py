@@ -150,6 +150,12 @@ def test_a_split_that_the_environment_does_not_have(resolve, key: str, split: st
     assert f"{key}: acme/Maze-v1 has no split '{split}'" in line
 
 
+def test_a_split_with_all_tasks_is_not_used_together_with_another(resolve) -> None:
+    env = "env={id: swe/FunctionRepair-v1, sandbox: bubblewrap}"
+    (line,) = refused(resolve, env, "evaluation.split=all")
+    assert "evaluation.split: 'all' has the tasks of every split, also of rollout.split" in line
+
+
 def test_the_environments_own_timeouts_must_nest_too(resolve) -> None:
     (line,) = refused(resolve, "env=slow")
     assert "deadlines.step_s: 700 s, from the environment's spec: must be shorter" in line

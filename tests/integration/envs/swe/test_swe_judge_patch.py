@@ -15,7 +15,7 @@ from rollart_core.errors import SandboxFailure
 from rollart_core.rollout import loop
 from rollart_envs.swe.acceptable import acceptable
 from rollart_envs.swe.repair_judge import Report, judge_patch
-from rollart_envs.swe.repository import TaskFailure, base_tree, find_repository
+from rollart_envs.swe.repository import TaskFailure, base_tree, repository_in
 from rollart_envs.swe.runs import test_run
 from rollart_envs.swe.task import RepairTask, repair_task
 from rollart_envs.swe.workspace import needs_of
@@ -274,7 +274,7 @@ def test_a_repository_or_commit_that_is_not_there_is_named(bench, tmp_path):
     for name in ("acme/shapes", "acme/shapes.git", "shapes", "shapes.git"):
         bare = tmp_path / name
         git(repos / "acme__shapes", "clone", "-q", "--bare", ".", str(bare))
-        assert find_repository(task, tmp_path) == bare
+        assert repository_in(tmp_path, task.repo) == bare
         assert base_tree(task, tmp_path) == base_tree(task, repos)
         bare.rename(tmp_path / "elsewhere" if name == "nothing" else tmp_path / f"x{len(name)}")
 

@@ -239,6 +239,12 @@ def test_changed_lines_leave_out_what_says_nothing() -> None:
     assert leaked("we return w * height", PATCH) == ()
 
 
+def test_a_statement_may_name_what_a_line_of_the_patch_only_names() -> None:
+    patch = PATCH + "+    partition_all,\n+    (interleave)\n+    'secret',\n+    area(w)\n"
+    assert leaked("partition_all and interleave", patch) == ()
+    assert leaked("'secret', and area(w)", patch) == ("'secret',", "area(w)")
+
+
 class Unit:
     def assertEqual(self, a: object, b: object) -> None:
         assert a == b
