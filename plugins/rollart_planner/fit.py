@@ -6,6 +6,7 @@ Never: chooses a placement; :mod:`rollart_planner.solve` does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -259,7 +260,7 @@ def _trainer_pools(pools: Sequence[Pool], model: ModelShape, demand: Demand) -> 
     raise ValueError(
         f"training {model.num_params:,} parameters needs {needed / 1e9:,.1f} GB, but {num_ranks} "
         f"rank(s) have at most {most / 1e9:g} GB: set runtime.num_trainer_ranks to "
-        f"{-(-needed // most)} or more"
+        f"{math.ceil(needed / most)} or more"
     )
 
 

@@ -91,7 +91,7 @@ def test_several_ranks_may_train_adapters(resolve):
         ),
         (
             [*VLLM, "lora.sync=adapter", "mode=sync", "runtime.colocate=true"],
-            "lora.sync: adapter: a server that frees its memory in turns .* use merged",
+            "lora.sync: adapter: a server that frees its memory in turns (runtime.colocate)",
         ),
         (
             [*VLLM, "lora.sync=adapter", "rollout.kv_on_swap=keep"],
