@@ -125,6 +125,10 @@ _IDS = {
 }
 READING = "def text_of(path):\n    with open(path) as file:\n        return file.read()\n"
 LINTING = "import py\n\n\ndef text_of(path):\n    return py.path.local(path).read()\n"
+SIGNING = (
+    "import inspect\n\n\ndef names_of(function):\n"
+    "    return list(inspect.signature(function).parameters)\n"
+)
 GOLD = {"shapes/__init__.py": FIX["shapes/__init__.py"]}
 
 
@@ -147,6 +151,7 @@ class Bench:
         write(folder, {**SHAPES, "tests/test_shapes.py": tests["base"]})
         write(folder, {"bin/test": _BIN_TEST, "tests/runtests.py": _RUNTESTS})
         write(folder, {"shapes/reading.py": READING, "shapes/linting.py": LINTING})
+        write(folder, {"shapes/signing.py": SIGNING})
         write(folder, {"tests/cases.json": '{"area": [[2, 3, 6], [3, 4, 12]]}\n'})
         for program in ("bin/test", "tests/runtests.py"):
             (folder / program).chmod(0o755)

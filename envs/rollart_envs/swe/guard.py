@@ -20,6 +20,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.machinery
+import inspect
 import os
 import re
 import sys
@@ -30,6 +31,7 @@ import warnings  # noqa: F401  # must be loaded before its lines are hidden
 from collections.abc import Callable
 from typing import Any
 
+_INSPECT = inspect.__file__
 WATCHED = ("unittest", "_pytest", "pluggy", "ast", "builtins", "importlib")
 EQUAL, ASSERTION = "@rollart equal", "@rollart assertion"
 """Placeholders in a test's code for functions of the guard, which replace them."""
@@ -44,7 +46,7 @@ WORDS = {
     "tb_frame": ("tb_frame", "walk_tb", "getinnerframes", "inspect.trace"),
     "gi_frame": ("gi_frame",),
     "cr_frame": ("cr_frame",),
-    "__code__": ("__code__", "argspec(", "signature("),
+    "__code__": ("__code__",),
     "open": ("open(", "read_text", "read_bytes"),
     "write": ("open(", "write_text", "write_bytes", "shutil", "rename", "replace(", "remove("),
     "change": ("shutil", "rename", "replace(", "remove(", "unlink", "truncate", "link("),
@@ -87,6 +89,8 @@ class Guard:
         self.tests = {os.path.join(root, path) for path in order.get("tests", ())}
         self.folders = tuple(os.path.join(root, p, "") for p in order.get("test_folders", ()))
         self.accuse = accuse
+        self.is_runner = bool(order.get("is_runner"))
+        """Whether the base commit contains pytest, or a package that it needs."""
         self.is_trusting = False
         self.codes: dict[int, types.CodeType] = {}
         self.paths: dict[str, str] = {}
@@ -180,7 +184,7 @@ class Guard:
         if name == "__code__":
             if len(arguments) > 2 and isinstance(arguments[2], types.CodeType):
                 self._take(arguments[2], sys._getframe(2))
-            if not self._is_tests_code(arguments[0]):
+            if not self._is_tests_code(arguments[0]) or self._reads_signature(event):
                 return
         if name == "open":
             name = self._opening(*arguments[:3])
@@ -194,6 +198,17 @@ class Guard:
         unchanged = name == "open" and code is not None and self._was_there(code)
         if not unchanged and not any(word in known for word in WORDS[name]):
             self.accuse(f"{os.path.basename(path) or 'code of no file'} uses {event} ({name})")
+
+    def _reads_signature(self, event: str) -> bool:
+        """Return whether ``inspect`` reads the code of a function for its signature.
+
+        The signature contains nothing else of the code.
+        """
+        code = sys._getframe(3).f_code
+        is_inspect = code.co_filename == _INSPECT and self.origin(code) is None
+        return (
+            is_inspect and event == "object.__getattr__" and code.co_name.startswith("_signature_")
+        )
 
     def _opening(self, name: Any, mode: Any, flags: Any) -> str:
         """Return the operation that opening a file is; empty if it is not watched.

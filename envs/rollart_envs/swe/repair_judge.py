@@ -184,7 +184,7 @@ async def judge_patch(
         if not needs.python:
             needs = replace(needs, python=await find_python(sandbox))
         workspace = await unpack(sandbox, task, tree, needs)
-        context = await _context(sandbox, task, workspace, wanted)
+        context = await _context(sandbox, task, workspace, wanted, needs)
         await _put_in(sandbox, task, workspace, wanted)
         statuses, log = await _run(sandbox, task, workspace, needs, context, timeout_s)
     except _NoProof as found:
@@ -224,9 +224,12 @@ def _named(task: RepairTask, statuses: Statuses) -> Statuses:
 
 
 async def _context(
-    sandbox: Sandbox, task: RepairTask, workspace: Workspace, patch: str
+    sandbox: Sandbox, task: RepairTask, workspace: Workspace, patch: str, needs: Needs
 ) -> dict[str, object]:
-    """Return the guard's input: base versions of the changed files, and the test files."""
+    """Return the guard's input: base versions of the changed files, and the test files.
+
+    The patch is not applied yet, so it does not decide whether the repository is the runner's.
+    """
     base: dict[str, str] = {}
     for path in touched_files(patch):
         try:
@@ -243,9 +246,22 @@ async def _context(
         "gold": " ".join(sorted(words)),
         "calls": sorted(set(re.findall(r"\b(\w+)\(", added))),
         "own": sorted(touched_files(task.patch)),
+        "is_runner": await _is_runner(sandbox, workspace, needs),
         "tests": sorted(tests),
         "test_folders": sorted(folders),
     }
+
+
+async def _is_runner(sandbox: Sandbox, workspace: Workspace, needs: Needs) -> bool:
+    """Return whether the repository contains pytest, or a package that it needs."""
+    folders = ("", *(f"{path}/" for path in needs.source_path))
+    names = [f"{folder}{name}/__init__.py" for folder in folders for name in report_plugin.RUNNER]
+    listed = await sandbox.exec(
+        ("git", "ls-files", "--", *names), timeout_s=_SMALL_S, cwd=workspace.repo_dir
+    )
+    if listed.exit_code != 0:
+        raise _unfit(f"git ls-files failed: {_said(listed).strip()[-200:]}")
+    return bool(listed.stdout.strip())
 
 
 async def _put_in(sandbox: Sandbox, task: RepairTask, workspace: Workspace, patch: str) -> None:
@@ -328,7 +344,8 @@ async def _reported(
     try:
         statuses = read_report(await sandbox.read_file(f"{folder}/report"), nonce)
     except (OSError, ReportError) as error:
-        await _expect_runner(sandbox, run, workspace, needs)
+        if not context["is_runner"]:
+            await _expect_runner(sandbox, run, workspace, needs)
         raise _NoProof(str(error), log) from None
     return statuses, log
 
@@ -338,17 +355,10 @@ async def _expect_runner(
 ) -> None:
     """Raise an error if the sandbox cannot import the test runner; no patch can cause that.
 
-    Code that ran in the sandbox cannot have changed the modules imported here. The repository of
-    pytest is its own runner.
+    Code that ran in the sandbox cannot have changed the modules imported here.
     """
     module = "_pytest.config" if run.runner == "pytest" else "unittest"
-    own = [f"{workspace.repo_dir}/{path}" for path in (".", *needs.source_path)]
-    code = (
-        f"import os, sys, importlib.util as util; sys.path[1:1] = {list(needs.python_path)!r}\n"
-        f"missing = [n for n in {report_plugin.RUNNER!r} if util.find_spec(n) is None]\n"
-        f"if not any(os.path.isdir(os.path.join(p, n)) for p in {own!r} for n in missing):\n"
-        f"    import {module}"
-    )
+    code = f"import sys; sys.path[1:1] = {list(needs.python_path)!r}; import {module}"
     argv = (needs.python, "-I", "-B", "-c", code)
     env = needs.environ(workspace.repo_dir)
     result = await sandbox.exec(argv, timeout_s=_SMALL_S, env=env)

@@ -293,8 +293,8 @@ def run_pytest(write: Any, guard: Any, sources: list[str]) -> int:
     import unittest.async_case
     import unittest.mock  # noqa: F401 - watched too, and pytest loads it late
 
-    is_own = any(importlib.util.find_spec(name) is None for name in RUNNER)
-    if is_own:  # the repository is that of pytest, or of a package that it needs
+    is_own = guard.is_runner and any(importlib.util.find_spec(name) is None for name in RUNNER)
+    if is_own:
         guard.trust()
         look_in(sources)
         sources = []

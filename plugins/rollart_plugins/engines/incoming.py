@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -21,6 +22,7 @@ from rollart_core.models.lora import A, B, merge
 from rollart_core.models.weights import iter_weights, model_folder
 from rollart_plugins.weights.tensors import dtype_of
 
+T = TypeVar("T")
 Named = Iterable[tuple[str, torch.Tensor]]
 Stage = Callable[[Named, Sequence[Path] | None], int]
 """Prepares tensors one by one and returns their total number of bytes. It also receives the files
@@ -61,13 +63,7 @@ def fetch(
         ValueError: If the tensors do not fit the model, or are corrupt.
     """
     began = time.perf_counter()
-    try:
-        incoming = _take(channel, policy_version, stage, base)
-    except LookupError:
-        newest = channel.newest()
-        if newest is None:
-            raise
-        incoming = _take(channel, newest, stage, base)
+    incoming = _this_or_newest(channel, policy_version, lambda v: _take(channel, v, stage, base))
     incoming.fetch_s = time.perf_counter() - began
     return incoming
 
@@ -84,13 +80,7 @@ def request_broadcast(
         LookupError: If the channel has neither version.
     """
     began = time.perf_counter()
-    try:
-        broadcast = channel.broadcast(policy_version, num_ranks)
-    except LookupError:
-        newest = channel.newest()
-        if newest is None:
-            raise
-        broadcast = channel.broadcast(newest, num_ranks)
+    broadcast = _this_or_newest(channel, policy_version, lambda v: channel.broadcast(v, num_ranks))
     if broadcast is None:
         return None
     sizes = (
@@ -100,6 +90,17 @@ def request_broadcast(
     )
     fetch_s = time.perf_counter() - began
     return Incoming(broadcast.policy_version, sum(sizes), fetch_s, broadcast=broadcast)
+
+
+def _this_or_newest(channel: WeightChannel, policy_version: int, take: Callable[[int], T]) -> T:
+    """Take a version, or the newest one if the channel no longer has that version."""
+    try:
+        return take(policy_version)
+    except LookupError:
+        newest = channel.newest()
+        if newest is None:
+            raise
+        return take(newest)
 
 
 def _take(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from rollart_core.config.training import LoRA
 from rollart_core.errors import EngineDied, InferenceFailure
 from rollart_plugins.engines.server_client import ServerClient
+from rollart_plugins.engines.weight_transport import WeightTransport
 
 if TYPE_CHECKING:
     import torch
@@ -35,25 +36,21 @@ _PREFIX = "base_model.model."
 """peft puts it before the names of tensors."""
 
 
-class AdapterTransport:
-    """A folder for each adapter, which the server reads; see ``WeightTransport``.
+class AdapterTransport(WeightTransport):
+    """A folder for each adapter, which the server reads.
 
     Args:
         client: Client of the server.
         kind: The kind of engine, one word.
         folder: Parent of the folders. None: the temporary folder.
-        load: The endpoint that loads an adapter.
-        unload: The endpoint that unloads it.
+        endpoints: The endpoints that load and unload an adapter.
     """
 
-    num_ranks = 0
-    """See ``WeightTransport``."""
-
     def __init__(
-        self, client: ServerClient, kind: str, folder: str | None, *, load: str, unload: str
+        self, client: ServerClient, kind: str, folder: str | None, endpoints: tuple[str, str]
     ) -> None:
         self._client, self._kind, self._parent = client, kind, folder
-        self._load, self._unload = load, unload
+        self._load, self._unload = endpoints
         self._home: Path | None = None
         self._loaded: dict[str, Path] = {}
         self._unloaded: list[Path] = []
@@ -96,6 +93,16 @@ class AdapterTransport:
         for tag in self._loaded.keys() - tags:
             self._unloaded.append(self._loaded.pop(tag))
             await self._forget(adapter_name(tag))
+
+    async def test(self, tensors: Mapping[str, torch.Tensor], tag: str) -> None:
+        """Load an adapter on the server, and unload it.
+
+        Raises:
+            InferenceFailure: If the server does not load it.
+        """
+        ready = await asyncio.to_thread(self.prepare, tensors.items())
+        await self.send(ready, tag, keep_kv=False)
+        await self.keep_only(set())
 
     async def take_over(self) -> None:
         """Unload the adapters that an engine which did not close left on a running server."""

@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollart_core.errors import InferenceFailure
+from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_core.models.hub_names import model_config
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
+from rollart_plugins.engines.config import EngineServerConfig
 from rollart_plugins.engines.server_client import ServerClient
 
+_ROUTER_WORKERS = "/workers"
+"""sglang-router (0.3) and its variants list their servers here; servers have no such endpoint."""
 PROBES = (
     "The quick brown fox jumps over 13 lazy dogs; it cost $4.56 (or 7e-8)!",
     "naïve café, Straße, 日本語, עברית, 🙂🏽\u200d🚀\ttab\r\nnew line",
@@ -115,6 +118,40 @@ async def tokenizer_trouble(
         if answer["tokens"] != model.tokenizer.encode(text):
             return f"has another tokenizer than the run's model: {text[:20]!r}... differs"
     return None
+
+
+async def check_router(client: ServerClient) -> None:
+    """Raise if the URL is of a router, which does not forward pauses, aborts and new weights.
+
+    Raises:
+        ConfigError: If it is.
+    """
+    try:
+        said = await client.get(_ROUTER_WORKERS)
+    except InferenceFailure:
+        return
+    workers = said.get("workers") if isinstance(said, dict) else None
+    if not isinstance(workers, list):
+        return
+    urls = sorted(str(one.get("url")) for one in workers if isinstance(one, dict))
+    raise ConfigError(
+        f"engine.url: {client.url} is a router of {len(urls)} servers, which forwards neither new "
+        "weights nor pauses. RollArt balances requests itself: set engine.url: "
+        f"[{', '.join(urls)}] and runtime.num_engines: {len(urls)}"
+    )
+
+
+def check_url(config: EngineServerConfig, engine_index: int) -> None:
+    """Raise if the config has URLs, but none for this engine.
+
+    Raises:
+        ConfigError: If there are too few URLs.
+    """
+    if config.url and engine_index >= len(config.url):
+        raise ConfigError(
+            f"engine.url has {len(config.url)} servers, but this is engine {engine_index + 1}: "
+            "set one URL for each engine, or use fewer engines"
+        )
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:

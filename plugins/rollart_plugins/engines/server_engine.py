@@ -23,7 +23,7 @@ import itertools
 import os
 import re
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,9 +57,16 @@ from rollart_plugins.engines.server_answers import (
     generate_result,
     of_adapter,
 )
-from rollart_plugins.engines.server_checks import ModelFacts, ServerFacts, model_facts
+from rollart_plugins.engines.server_checks import (
+    ModelFacts,
+    ServerFacts,
+    check_router,
+    check_url,
+    model_facts,
+)
 from rollart_plugins.engines.server_client import ServerClient, ServerRefusal
 from rollart_plugins.engines.server_process import ServerProcess, free_port
+from rollart_plugins.engines.weight_transport import WeightTransport
 
 if TYPE_CHECKING:
     import torch
@@ -68,55 +75,10 @@ _ASK_AGAIN_S = 0.2
 _ABORT_AGAIN_S = 0.5
 _ABORTS = 60
 _TAG = re.compile(r"-?\d+/\d+\.\d+")
-_ROUTER_WORKERS = "/workers"
-"""sglang-router (0.3) and its variants list their servers here; servers have no such endpoint."""
 
 SleepingPart = Literal["weights", "kv_cache"]
 """A part of a server's memory that is allocated again by itself; both servers use these names."""
 T = TypeVar("T")
-
-
-class WeightTransport(ABC):
-    """One transport of weights to a server."""
-
-    num_ranks: int = 0
-    """Number of the server's processes that can receive a broadcast of the trainer. 0: it cannot,
-    and :meth:`send` never gets an :class:`Incoming`."""
-
-    @abstractmethod
-    def prepare(
-        self, tensors: Iterable[tuple[str, torch.Tensor]], files: Sequence[Path] | None = None
-    ) -> Any:
-        """Do the work that is possible during generation; runs in a thread.
-
-        Args:
-            tensors: The tensors, which are checked as they are read.
-            files: Files of a weight channel with exactly these tensors, which the server can read.
-
-        Raises:
-            InferenceFailure: If this machine cannot prepare the weights.
-            Exception: Any error that ``tensors`` raises. All prepared data is then removed.
-        """
-
-    @abstractmethod
-    async def send(self, ready: Any, tag: str, *, keep_kv: bool) -> None:
-        """Load these weights into a paused server, under the version ``tag``.
-
-        Args:
-            ready: The result of :meth:`prepare`, or the broadcast to receive.
-            tag: The server's name of these weights.
-            keep_kv: Whether the KV cache stays valid.
-
-        Raises:
-            InferenceFailure: If the server rejects them.
-            RuntimeError: If the broadcast fails.
-        """
-
-    async def leave(self) -> None:  # noqa: B027 - some have nothing there
-        """Release the state of this engine on a server that continues to run."""
-
-    def close(self) -> None:  # noqa: B027 - some hold nothing
-        """Release all resources; can be called twice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,6 +102,8 @@ class ServerEngine(InferenceEngine):
 
     server: ClassVar[str]
     """The name of the server's program, for errors."""
+    adapter_endpoints: ClassVar[tuple[str, str]]
+    """The endpoints that load and unload a LoRA adapter."""
     adapter_flags: ClassVar[str]
     """What a running server must be started with for LoRA adapters; ``{rank}`` is their rank."""
     answers_in_pause: ClassVar[bool]
@@ -148,7 +112,7 @@ class ServerEngine(InferenceEngine):
     _config: EngineServerConfig
     _process: ServerProcess | None = None
     _client: ServerClient | None = None
-    _transport: WeightTransport | AdapterTransport | None = None
+    _transport: WeightTransport | None = None
     _adapters: AdapterTransport | None = None
     """The transport, if it is of adapters."""
     _watching: asyncio.Task[None] | None = None
@@ -199,7 +163,7 @@ class ServerEngine(InferenceEngine):
             raise ConfigError(
                 f"deterministic: true requires engine: embedded, not {self.server.lower()}"
             )
-        _check_url(self._config, engine_index)
+        check_url(self._config, engine_index)
         self._model_path, self._dtype, self._device = model_path, dtype, device
         self._channel, self._index, self._sleeps = channel, engine_index, sleeps
         shift = self._config.first_gpu + engine_index * self._config.tp_size
@@ -240,14 +204,6 @@ class ServerEngine(InferenceEngine):
     @abstractmethod
     def _new_transport(self, client: ServerClient, seen: ServerFacts) -> WeightTransport:
         """Return the transport of new weights to the server."""
-
-    @abstractmethod
-    def _new_adapters(self, client: ServerClient, lora: LoRA) -> AdapterTransport:
-        """Return the transport of LoRA adapters to the server.
-
-        Raises:
-            ConfigError: If an option does not fit them.
-        """
 
     @abstractmethod
     async def _ask(
@@ -317,14 +273,12 @@ class ServerEngine(InferenceEngine):
                 self._client = self._launch()
             await self._until_up(self._client)
             if self._process is None:
-                await _check_router(self._client)
+                await check_router(self._client)
             seen = await self._check(self._client)
             if self._lora is None:
                 self._transport = self._new_transport(self._client, seen)
             else:
-                self._adapters = self._new_adapters(self._client, self._lora)
-                self._transport = self._adapters
-                await self._try_adapter(self._client, self._adapters, self._lora)
+                self._transport = self._adapters = await self._served_adapters(self._lora)
         except BaseException:
             await self.close()
             raise
@@ -332,31 +286,36 @@ class ServerEngine(InferenceEngine):
         self._versions[self._tag] = self._version
         self._watching = asyncio.create_task(self._watch(self._client), name=f"watch {self.server}")
 
-    async def _try_adapter(
-        self, client: ServerClient, adapters: AdapterTransport, lora: LoRA
-    ) -> None:
-        """Load an adapter without effect on the server, and unload it.
+    async def _served_adapters(self, lora: LoRA) -> AdapterTransport:
+        """Return the transport of adapters, after a test on the server.
 
         Raises:
-            ConfigError: If the server does not load it.
+            ConfigError: If the server does not load an adapter.
         """
+        assert self._client is not None
+        adapters = AdapterTransport(
+            self._client,
+            self.server.lower(),
+            self._config.weights_folder,
+            self.adapter_endpoints,
+        )
         if self._process is None:
             await adapters.take_over()
         tensors = empty_adapter(self._facts.shapes, lora)
         if not tensors:
-            return  # the model is not a local folder: the first adapter is the test
-        ready = await asyncio.to_thread(adapters.prepare, tensors.items())
+            return adapters  # the model is not a local folder: the first adapter is the test
+        flags = "" if self._process else f"; start it with {self.adapter_flags}"
         try:
             async with asyncio.timeout(self._config.update_s):
-                await adapters.send(ready, self._new_tag(self._version), keep_kv=False)
+                await adapters.test(tensors, self._new_tag(self._version))
         except (ServerRefusal, TimeoutError) as e:
-            flags = "" if self._process else f"; start it with {self.adapter_flags}"
             raise ConfigError(
                 f"lora.sync: adapter: the {self.server} server does not load an adapter of rank "
-                f"{lora.rank} for {', '.join(matrices(tensors))}: {first_line(str(e))}"
-                f"{flags.format(rank=lora.rank)}; or use lora.sync: merged"
+                f"{lora.rank} for {', '.join(matrices(tensors))}: "
+                f"{first_line(str(e)) or type(e).__name__}{flags.format(rank=lora.rank)}; or use "
+                "lora.sync: merged"
             ) from e
-        await adapters.keep_only(set())
+        return adapters
 
     def _changed_base(self, weight_version: str) -> str | None:
         """Return what is wrong with a running server that has weights of an earlier run."""
@@ -630,7 +589,7 @@ class ServerEngine(InferenceEngine):
     async def _send(
         self,
         client: ServerClient,
-        transport: WeightTransport | AdapterTransport,
+        transport: WeightTransport,
         ready: Any,
         tag: str,
         keep_kv: bool,
@@ -672,7 +631,7 @@ class ServerEngine(InferenceEngine):
     def _prepared(
         self,
         channel: WeightChannel,
-        transport: WeightTransport | AdapterTransport,
+        transport: WeightTransport,
         policy_version: int,
     ) -> tuple[Incoming, Any]:
         """Fetch weights, and prepare each tensor for the transport as it arrives; in a thread."""
@@ -682,7 +641,7 @@ class ServerEngine(InferenceEngine):
                 assert incoming.broadcast is not None
                 rows = [row for bucket in incoming.broadcast.buckets for row in bucket]
                 self._facts.check_fit({name: shape for name, _, shape in rows})
-                return incoming, incoming
+                return incoming, incoming.broadcast
         ready: list[Any] = []
 
         def stage(tensors: Iterable[tuple[str, torch.Tensor]], files: Sequence[Path] | None) -> int:
@@ -783,37 +742,3 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-async def _check_router(client: ServerClient) -> None:
-    """Raise if the URL is of a router, which does not forward pauses, aborts and new weights.
-
-    Raises:
-        ConfigError: If it is.
-    """
-    try:
-        said = await client.get(_ROUTER_WORKERS)
-    except InferenceFailure:
-        return
-    workers = said.get("workers") if isinstance(said, dict) else None
-    if not isinstance(workers, list):
-        return
-    urls = sorted(str(one.get("url")) for one in workers if isinstance(one, dict))
-    raise ConfigError(
-        f"engine.url: {client.url} is a router of {len(urls)} servers, which forwards neither new "
-        "weights nor pauses. RollArt balances requests itself: set engine.url: "
-        f"[{', '.join(urls)}] and runtime.num_engines: {len(urls)}"
-    )
-
-
-def _check_url(config: EngineServerConfig, engine_index: int) -> None:
-    """Raise if the config has URLs, but none for this engine.
-
-    Raises:
-        ConfigError: If there are too few URLs.
-    """
-    if config.url and engine_index >= len(config.url):
-        raise ConfigError(
-            f"engine.url has {len(config.url)} servers, but this is engine {engine_index + 1}: "
-            "set one URL for each engine, or use fewer engines"
-        )

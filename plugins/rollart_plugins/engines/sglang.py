@@ -9,29 +9,29 @@ from __future__ import annotations
 import contextlib
 from typing import ClassVar
 
-from rollart_core.config.training import LoRA
 from rollart_core.contracts.inference import GenerateRequest
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure
 from rollart_plugins.engines import sglang_dialect as dialect
 from rollart_plugins.engines.config import EngineServerConfig, SGLangConfig
 from rollart_plugins.engines.server_adapters import (
     NUM_ADAPTERS,
-    AdapterTransport,
     empty_adapter,
     matrices,
 )
 from rollart_plugins.engines.server_answers import Answer, Json
 from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
 from rollart_plugins.engines.server_client import ServerClient
-from rollart_plugins.engines.server_engine import ServerEngine, SleepingPart, WeightTransport
+from rollart_plugins.engines.server_engine import ServerEngine, SleepingPart
 from rollart_plugins.engines.server_process import launcher
 from rollart_plugins.engines.sglang_weights import SGLangTransport
+from rollart_plugins.engines.weight_transport import WeightTransport
 
 
 class SGLangEngine(ServerEngine):
     """One SGLang server; see :class:`ServerEngine` for the arguments."""
 
     server: ClassVar[str] = dialect.SERVER
+    adapter_endpoints: ClassVar[tuple[str, str]] = (dialect.LOAD_ADAPTER, dialect.UNLOAD_ADAPTER)
     adapter_flags: ClassVar[str] = (
         "--enable-lora, --max-lora-rank {rank} or more, --lora-target-modules with these matrices "
         "and --max-loras-per-batch 4"
@@ -128,15 +128,6 @@ class SGLangEngine(ServerEngine):
 
     def _new_transport(self, client: ServerClient, seen: ServerFacts) -> WeightTransport:
         return SGLangTransport(self._config, client, self._model_path, seen.tp_size)
-
-    def _new_adapters(self, client: ServerClient, lora: LoRA) -> AdapterTransport:
-        return AdapterTransport(
-            client,
-            "sglang",
-            self._config.weights_folder,
-            load=dialect.LOAD_ADAPTER,
-            unload=dialect.UNLOAD_ADAPTER,
-        )
 
     async def _ask(
         self,

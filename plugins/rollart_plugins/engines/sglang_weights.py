@@ -24,10 +24,8 @@ from rollart_core.contracts.weights import Broadcast
 from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_plugins.engines import sglang_dialect as dialect
 from rollart_plugins.engines.config import SGLangConfig
-from rollart_plugins.engines.incoming import Incoming
 from rollart_plugins.engines.server_answers import Json
 from rollart_plugins.engines.server_client import ServerClient
-from rollart_plugins.engines.server_engine import WeightTransport
 from rollart_plugins.engines.weight_files import (
     Named,
     folder_beside,
@@ -36,6 +34,7 @@ from rollart_plugins.engines.weight_files import (
     write_model,
     written,
 )
+from rollart_plugins.engines.weight_transport import WeightTransport
 
 
 class FolderTransport(WeightTransport):
@@ -184,9 +183,8 @@ class SGLangTransport(WeightTransport):
 
     async def send(self, ready: Any, tag: str, *, keep_kv: bool) -> None:
         """See :meth:`WeightTransport.send`."""
-        if isinstance(ready, Incoming):
-            assert ready.broadcast is not None
-            await self._receive(ready.broadcast, tag, keep_kv=keep_kv)
+        if isinstance(ready, Broadcast):
+            await self._receive(ready, tag, keep_kv=keep_kv)
         elif isinstance(ready, Path):
             assert self._folders is not None
             await self._folders.send(ready, tag, keep_kv=keep_kv)

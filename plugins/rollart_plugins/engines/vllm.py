@@ -23,17 +23,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from rollart_core.config.training import LoRA
 from rollart_core.contracts.inference import FinishReason, GenerateRequest
 from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_core.models.hub_names import model_config
 from rollart_plugins.engines.config import EngineServerConfig, VllmConfig
-from rollart_plugins.engines.server_adapters import NUM_ADAPTERS, AdapterTransport
+from rollart_plugins.engines.server_adapters import NUM_ADAPTERS
 from rollart_plugins.engines.server_answers import Answer, Json, odd_answer
 from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
 from rollart_plugins.engines.server_client import ServerClient, ServerRefusal
-from rollart_plugins.engines.server_engine import ServerEngine, SleepingPart, WeightTransport
+from rollart_plugins.engines.server_engine import ServerEngine, SleepingPart
 from rollart_plugins.engines.server_process import command_flags, launcher
+from rollart_plugins.engines.weight_transport import WeightTransport
 
 if TYPE_CHECKING:
     import torch
@@ -62,8 +62,6 @@ _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
 _ADAPTER_ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 _CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """By default, all servers on a machine would bind their threads to the same cores."""
-
-
 _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that ``--max-lora-rank`` accepts."""
 
@@ -73,6 +71,7 @@ class VllmEngine(ServerEngine):
 
     server: ClassVar[str] = SERVER
     answers_in_pause: ClassVar[bool] = True
+    adapter_endpoints: ClassVar[tuple[str, str]] = (LOAD_ADAPTER, UNLOAD_ADAPTER)
     adapter_flags: ClassVar[str] = (
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, --enable-lora, "
         "--max-lora-rank {rank} or more and --max-loras 4"
@@ -250,10 +249,6 @@ class VllmEngine(ServerEngine):
 
     def _new_transport(self, client: ServerClient, seen: ServerFacts) -> WeightTransport:
         return _FolderTransport(client, self._config.weights_folder, with_head=seen.device == "cpu")
-
-    def _new_adapters(self, client: ServerClient, lora: LoRA) -> AdapterTransport:
-        folder = self._config.weights_folder
-        return AdapterTransport(client, "vllm", folder, load=LOAD_ADAPTER, unload=UNLOAD_ADAPTER)
 
     async def _ask_pause(self, client: ServerClient, *, keep_kv: bool) -> None:
         await client.post(PAUSE + ("false" if keep_kv else "true"))

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.grading_attacks import GOLD, LINTING, READING, Bench, attacks, pairs
+from support.grading_attacks import GOLD, LINTING, READING, SIGNING, Bench, attacks, pairs
 from support.sandbox_types import IMAGE, no_bubblewrap, no_docker
 
 from rollart_core.rollout import loop
@@ -85,6 +85,23 @@ def test_an_attack_that_is_weighty_is_not_paid(bench, name, runner):
 def test_an_attack_is_not_paid(bench, name, runner):
     report = bench.attacked(name, runner)
     assert report.grade.resolution == "none", (attacks()[name].effect, report)
+
+
+@pytest.mark.parametrize("runner", ["pytest", "unittest"])
+def test_the_signature_of_a_test_may_be_read_and_its_code_may_not(bench, runner):
+    """In a file whose base reads signatures; pytest's fixtures and decorators do it too."""
+    reads = "def seen(function):\n    {}\n\n\n" + (
+        "def area(w, h):\n    for name, module in list(sys.modules.items()):\n"
+        "        found = getattr(getattr(module, 'TestShapes', None), 'test_area', None)\n"
+        "        if name.endswith('test_shapes') and found is not None:\n"
+        "            return seen(found) or w * h\n    return w * h\n"
+    )
+    init = "from shapes.signing import area\n\n\ndef edge(w, h):\n    return 2 * (w + h)\n"
+    for use, resolution in (("names_of(function)", "full"), ("function.__code__", "none")):
+        files = {"shapes/signing.py": f"import sys\n{SIGNING}\n\n{reads.format(use)}"}
+        patch = bench.patch(runner, {**files, "shapes/__init__.py": init})
+        report = bench.judged(runner, patch)
+        assert report.grade.resolution == resolution, report
 
 
 HELD_BY_THE_GUARD = [

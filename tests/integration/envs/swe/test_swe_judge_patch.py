@@ -191,6 +191,25 @@ def test_a_spoof_does_not_pay(bench, name, spoof):
     assert report.grade.reward == 0.0
 
 
+def test_a_pytest_without_a_package_of_later_versions_is_guarded(bench):
+    """pytest 5 does not need iniconfig. A patch cannot add it, and so be taken for pytest."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        packages = pytest_packages(Path(folder) / "packages")
+        (packages / "iniconfig").rename(packages / "old_iniconfig")
+        for path in (packages / "_pytest").rglob("*.py"):
+            text = path.read_text().replace("import iniconfig", "import old_iniconfig as iniconfig")
+            path.write_text(text.replace("from iniconfig", "from old_iniconfig"))
+        task = bench.tasks["pytest"]
+        task = replace(task, extra={**task.extra, "python_path": [str(packages)]})
+        gold = bench.judged(task, task.patch)
+        assert gold.grade.resolution == "full", gold
+        for files in ({}, {"iniconfig/__init__.py": ""}):
+            patch = bench.diff("pytest", {**SPOOFS["another pytest"], **files})
+            report = bench.judged(task, patch)
+            assert report.grade.resolution == "none", report
+
+
 @BOTH
 def test_who_mends_it_is_paid_whatever_else_stands_in_the_patch(bench, name):
     files = {**FIX, "tests/test_shapes.py": EMPTY_TESTS, "conftest.py": "raise SystemExit(0)\n"}

@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from rollart_core.errors import EngineDied, InferenceFailure
 from rollart_plugins.engines.config import SGLangConfig
 from rollart_plugins.engines.server_checks import ModelFacts
-from rollart_plugins.engines.server_engine import WeightTransport
 from rollart_plugins.engines.sglang import SGLangEngine
 from rollart_plugins.engines.sglang_weights import FolderTransport, SGLangTransport
 from rollart_plugins.engines.weight_files import link_model, new_folder, write_model
+from rollart_plugins.engines.weight_transport import WeightTransport
 from rollart_plugins.weights.disk import DiskChannel
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 from rollart_sandboxes.pool import owner
