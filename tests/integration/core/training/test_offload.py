@@ -59,7 +59,8 @@ def steps(trainer: Trainer, between: Callable[[], object]) -> list[dict[str, flo
 def live_bytes() -> dict[int, int]:
     """Return the bytes of each storage that a tensor of this process uses."""
     gc.collect()
-    tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+    # isinstance would read __class__, for which deprecated objects of torch warn
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors]
     return {s.data_ptr(): s.nbytes() for s in storages if s.nbytes()}
 
