@@ -16,7 +16,7 @@ import contextlib
 import json
 import pickle
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from rollart_plugins.engines.weight_files import (
     written,
 )
 from rollart_plugins.engines.weight_transport import WeightTransport
+from rollart_plugins.weights.tensors import buckets
 
 
 class FolderTransport(WeightTransport):
@@ -87,30 +88,12 @@ class FolderTransport(WeightTransport):
             shutil.rmtree(self._in_use, ignore_errors=True)
 
 
-class _Session:
-    """An update that consists of buckets."""
-
-    def __init__(self, client: ServerClient, bucket_bytes: int) -> None:
-        self.client, self._bucket_bytes = client, bucket_bytes
-
-    def buckets(self, tensors: Iterable[Named]) -> Iterator[list[Named]]:
-        """Yield the tensors in lists of about the size of a bucket; at least one list."""
-        bucket: list[Named] = []
-        size = 0
-        for name, tensor in tensors:
-            if bucket and size + tensor.nbytes > self._bucket_bytes:
-                yield bucket
-                bucket, size = [], 0
-            bucket.append((name, tensor))
-            size += tensor.nbytes
-        yield bucket
-
-    @contextlib.asynccontextmanager
-    async def update(self) -> Any:
-        """Begin a weight update on the server, and end it after all buckets are sent."""
-        await self.client.post(dialect.BEGIN_UPDATE, {})
-        yield
-        await self.client.post(dialect.END_UPDATE, {}, limit_s=None)
+@contextlib.asynccontextmanager
+async def _update(client: ServerClient) -> AsyncIterator[None]:
+    """Begin a weight update on the server, and end it after all buckets are sent."""
+    await client.post(dialect.BEGIN_UPDATE, {})
+    yield
+    await client.post(dialect.END_UPDATE, {}, limit_s=None)
 
 
 def _last_words(is_last: bool, tag: str, keep_kv: bool) -> Json:
@@ -129,16 +112,14 @@ def _encoded(body: Json) -> bytes:
 class TensorTransport:
     """Pickled tensors in the requests of an update."""
 
-    def __init__(self, session: _Session, tp_size: int) -> None:
-        self._session, self._tp_size = session, tp_size
+    def __init__(self, client: ServerClient, tp_size: int, bucket_bytes: int) -> None:
+        self._client, self._tp_size, self._bucket_bytes = client, tp_size, bucket_bytes
 
     def prepare(self, tensors: Iterable[Named]) -> list[str]:
         """Pickle clones of the tensors; a pickled view would contain its whole storage."""
         return [
-            base64.b64encode(
-                pickle.dumps([(name, t.detach().cpu().clone()) for name, t in bucket])
-            ).decode()
-            for bucket in self._session.buckets(tensors)
+            base64.b64encode(pickle.dumps([(name, t.clone()) for name, t in bucket])).decode()
+            for bucket in buckets(tensors, self._bucket_bytes)
         ]
 
     async def send(self, ready: list[str], tag: str, *, keep_kv: bool) -> None:
@@ -149,7 +130,7 @@ class TensorTransport:
                 **_last_words(i == len(ready) - 1, tag, keep_kv),
             }
             encoded = await asyncio.to_thread(_encoded, body)
-            await self._session.client.post(dialect.UPDATE_FROM_TENSOR, encoded, limit_s=None)
+            await self._client.post(dialect.UPDATE_FROM_TENSOR, encoded, limit_s=None)
 
 
 class SGLangTransport(WeightTransport):
@@ -165,9 +146,8 @@ class SGLangTransport(WeightTransport):
         self, config: SGLangConfig, client: ServerClient, model_path: str, tp_size: int
     ) -> None:
         self.num_ranks = tp_size
-        self._session = _Session(client, config.bucket_bytes)
-        self._tensors = TensorTransport(self._session, tp_size)
-        self._config, self._model_path = config, model_path
+        self._tensors = TensorTransport(client, tp_size, config.bucket_bytes)
+        self._client, self._config, self._model_path = client, config, model_path
         self._folders: FolderTransport | None = None
         self._group = ""
 
@@ -178,7 +158,7 @@ class SGLangTransport(WeightTransport):
         if self._folders is None:
             folder, bucket_bytes = self._config.weights_folder, self._config.bucket_bytes
             model = model_folder(self._model_path)
-            self._folders = FolderTransport(self._session.client, model, folder, bucket_bytes)
+            self._folders = FolderTransport(self._client, model, folder, bucket_bytes)
         return self._folders.prepare(tensors, files)
 
     async def send(self, ready: Any, tag: str, *, keep_kv: bool) -> None:
@@ -189,13 +169,13 @@ class SGLangTransport(WeightTransport):
             assert self._folders is not None
             await self._folders.send(ready, tag, keep_kv=keep_kv)
         else:
-            async with self._session.update():
+            async with _update(self._client):
                 await self._tensors.send(ready, tag, keep_kv=keep_kv)
 
     async def _receive(self, broadcast: Broadcast, tag: str, *, keep_kv: bool) -> None:
         """Let the server receive a broadcast; if it fails, send the rest in requests."""
-        done, client = 0, self._session.client
-        async with self._session.update():
+        done = 0
+        async with _update(self._client):
             try:
                 await self._join(broadcast)
                 for i, bucket in enumerate(broadcast.buckets):
@@ -208,7 +188,7 @@ class SGLangTransport(WeightTransport):
                         "load_format": "flattened_bucket",
                         **_last_words(i == len(broadcast.buckets) - 1, tag, keep_kv),
                     }
-                    await client.post(dialect.UPDATE_FROM_DISTRIBUTED, body, limit_s=None)
+                    await self._client.post(dialect.UPDATE_FROM_DISTRIBUTED, body, limit_s=None)
                     done += 1
             except InferenceFailure:
                 if done < len(broadcast.buckets):
@@ -239,14 +219,14 @@ class SGLangTransport(WeightTransport):
             "group_name": broadcast.group,
             "backend": broadcast.backend,
         }
-        await self._session.client.post(dialect.JOIN_GROUP, body, limit_s=None)
+        await self._client.post(dialect.JOIN_GROUP, body, limit_s=None)
 
     async def leave(self) -> None:
         """Remove the server from the group."""
         group, self._group = self._group, ""
         if group:
             with contextlib.suppress(InferenceFailure, TimeoutError):
-                await self._session.client.post(dialect.LEAVE_GROUP, {"group_name": group})
+                await self._client.post(dialect.LEAVE_GROUP, {"group_name": group})
 
     def close(self) -> None:
         """Remove the folders."""
