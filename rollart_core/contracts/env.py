@@ -71,8 +71,10 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class RunDefaults:
-    """Settings that a run with this environment needs. Each one replaces a smaller default of the
-    run config, but never a value that the config sets."""
+    """Settings that a run with an environment needs.
+
+    Each one replaces a smaller default of the run config, but never a value that the config sets.
+    """
 
     max_new_tokens: int = 0
     """For ``rollout.max_new_tokens``."""

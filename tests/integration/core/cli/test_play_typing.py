@@ -129,6 +129,7 @@ def test_an_editor_that_is_not_there_is_named(monkeypatch):
     assert "The editor 'no-such-editor -x' failed: " in played("!edit\nstop\n")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(no_bubblewrap()), reason=no_bubblewrap() or "bubblewrap")
 def test_a_repository_is_mended_in_a_real_terminal(tmp_path):
     ours, theirs = pty.openpty()
