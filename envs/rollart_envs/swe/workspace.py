@@ -20,6 +20,8 @@ from rollart_envs.swe.task import RepairTask
 from rollart_sandboxes.pool.source import SandboxSource
 
 ARCHIVE: Final = "base.tar.gz"
+WORK_REPO: Final = "/work/repo"
+"""Folder of a repository in most sandboxes."""
 _UNPACK_S: Final = 300.0
 IMAGE_REPO: Final = "/testbed"
 _FROM_ARCHIVE: Final = """

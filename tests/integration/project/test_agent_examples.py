@@ -85,7 +85,8 @@ def test_the_openai_agent_calls_its_tool_and_each_episode_is_one_row(monkeypatch
         assert sample.num_loss_tokens == sum(turn.num_new_tokens for turn in trajectory.turns)
 
 
-def test_the_config_of_mini_swe_agent_can_be_run():
-    run = resolve_run(load_config(EXAMPLES / "mini_swe_agent/run.yaml"))
+@pytest.mark.parametrize("name", ["run.yaml", "repair.yaml"])
+def test_the_config_of_mini_swe_agent_can_be_run(name):
+    run = resolve_run(load_config(EXAMPLES / "mini_swe_agent" / name))
     assert run.envs[0].spec.kind == "agent"
     assert "{task}" in run.env.options["program"][-1]
