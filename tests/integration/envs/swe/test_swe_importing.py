@@ -106,7 +106,7 @@ def test_rows_that_run_become_sound_tasks_and_the_others_say_why_not(
 def test_the_folder_is_all_that_a_task_needs_and_has_no_history(tmp_path, sandboxes, installed):
     row = shapes_task(tmp_path / "repos", "pytest", version="1.0", install_config=CONFIG)
     _, (task,) = imported(tmp_path, [row], sandboxes)
-    assert task["source_path"] == []
+    assert task["source_path"] == ["."]
     shutil.rmtree(tmp_path / "repos")
     moved = tmp_path / "moved"
     (tmp_path / "out").rename(moved)
