@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from rollart_core.errors import UserError, first_line
-from rollart_envs.swe.package import keep_only_metadata
+from rollart_envs.swe.package import keep_only_metadata, project_names
 
 _RELEASED: Final = {
     "3.8": "2019-10-14", "3.9": "2020-10-05", "3.10": "2021-10-04", "3.11": "2022-10-24",
@@ -188,8 +188,8 @@ def install_project(
     python: Interpreter,
     before: datetime | None,
     extras: Sequence[str] = (),
-    name: str = "",
-    version: str = "0",
+    name: str,
+    version: str,
 ) -> None:
     """Install requirements, and those of a project, into a folder that is emptied first.
 
@@ -203,7 +203,7 @@ def install_project(
         python: The Python that imports them.
         before: The date after which releases are ignored; None: now.
         extras: Extras of the project.
-        name: Name of the project, for setuptools-scm.
+        name: Name of the repository, for setuptools-scm.
         version: Its version, for setuptools-scm, which finds no history.
 
     Raises:
@@ -213,8 +213,8 @@ def install_project(
     if any((root / file).is_file() for file in ("setup.py", "pyproject.toml")):
         _untag(root / "setup.cfg")
         wanted.insert(0, f"{root}[{','.join(extras)}]" if extras else str(root))
-    variable = re.sub(r"[^A-Za-z0-9]+", "_", name).upper()
-    env = [(f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{variable}", version)] if name else []
+    names = [re.sub(r"-", "_", one).upper() for one in project_names(root, name)]
+    env = [(f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{one}", version) for one in names]
     part = site.with_name(site.name + ".part")
     install(part, wanted, python=python, before=before, env=env)
     for found in list(distributions(path=[str(part)])):

@@ -238,6 +238,9 @@ class _Sites:
             row |= _with_bug(mirror, found)
         task = repair_task(row)
         row |= self._installed(task, Mirror(source), set_up)
+        files = packages.version_files(partial(mirror.read, task.base_commit), f"{task.version}.0")
+        if commands := [*packages.version_commands(files), *set_up.commands]:
+            row["setup"] = commands
         mirror.keep(task.instance_id, task.base_commit)
         return {**row, "test_command": test_command(set_up, task)}
 
@@ -289,12 +292,7 @@ class _Sites:
         made = self._made[name]
         if isinstance(made, str):
             raise CannotRun(made)
-        commands = [line.replace("{version}", task.version) for line in set_up.commands]
-        return {
-            **made,
-            "python_path": [f"site/{name}"],
-            **({"setup": commands} if commands else {}),
-        }
+        return {**made, "python_path": [f"site/{name}"]}
 
 
 def test_command(set_up: SetUp, task: RepairTask) -> str:
@@ -337,7 +335,7 @@ def _install(site: Path, task: RepairTask, source: Mirror, commit: str, set_up: 
 
 def _source_path(root: Path) -> tuple[str, ...]:
     has_packages = any(path.is_dir() for path in root.glob("src/*"))
-    return ("src",) if has_packages else ()
+    return ("src",) if has_packages else (".",)
 
 
 def _requirements(root: Path, set_up: SetUp) -> Iterator[str]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import email.parser
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -32,6 +33,10 @@ _SKIPPED: Final = shutil.ignore_patterns(
     *("build", "dist", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".eggs"),
 )
 _METADATA: Final = ("PKG-INFO", "METADATA")
+_VERSION_FILE: Final = re.compile(
+    r"""["']?(?:write_to|version_file|version-file)["']?\s*[=:]\s*["']([\w./-]+\.py)["']"""
+)
+"""Where setuptools-scm and hatch-vcs write the version of a project when it is built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +171,33 @@ def project_requirements(root: Path) -> list[str]:
         for extra in extras:
             needed += [str(line) for line in optional.get(extra, ())]
     return [*needed, *wanted]
+
+
+def version_files(read: Callable[[str], bytes | None], version: str) -> dict[str, bytes]:
+    """Return the modules that a build writes from the history, which a tree does not have.
+
+    Args:
+        read: Returns a file of the tree; None if it does not exist.
+        version: The version to write.
+    """
+    numbers = ", ".join(re.findall(r"\d+", version)[:3])
+    content = (
+        f"version = __version__ = {version!r}\nversion_tuple = __version_tuple__ = ({numbers},)\n"
+    )
+    texts = [read(name) or b"" for name in ("pyproject.toml", "setup.py")]
+    paths = dict.fromkeys(
+        path for text in texts for path in _VERSION_FILE.findall(text.decode("utf-8", "replace"))
+    )
+    inside = [path for path in paths if not path.startswith("/") and ".." not in path.split("/")]
+    return {path: content.encode() for path in inside if read(path) is None}
+
+
+def version_commands(files: Mapping[str, bytes]) -> list[str]:
+    """Return the shell commands that write files of :func:`version_files`."""
+    return [
+        f"printf %s {shlex.quote(content.decode())} > {shlex.quote(path)}"
+        for path, content in files.items()
+    ]
 
 
 def project_names(root: Path, name: str) -> set[str]:

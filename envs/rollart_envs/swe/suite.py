@@ -94,7 +94,7 @@ class Suite:
 
     def import_path(self) -> str:
         """Return the sandbox's PYTHONPATH."""
-        own = [f"{REPO_DIR}/{path}" for path in self.source_path]
+        own = [f"{REPO_DIR}/{path}" if path != "." else REPO_DIR for path in self.source_path]
         return ":".join([*own, *map(str, self.python_path)])
 
     async def open(self, tree: bytes) -> Checkout:

@@ -11,7 +11,7 @@ import pytest
 from support.sandbox_types import no_bubblewrap
 from support.swe_repositories import SHAPES, git, pytest_packages, shapes_task
 
-from rollart_core.errors import UserError
+from rollart_core.errors import SandboxFailure, UserError
 from rollart_core.rollout import loop
 from rollart_envs.swe import environment, official_rows
 from rollart_envs.swe.harness import SetUp
@@ -106,7 +106,7 @@ def test_rows_that_run_become_sound_tasks_and_the_others_say_why_not(
 def test_the_folder_is_all_that_a_task_needs_and_has_no_history(tmp_path, sandboxes, installed):
     row = shapes_task(tmp_path / "repos", "pytest", version="1.0", install_config=CONFIG)
     _, (task,) = imported(tmp_path, [row], sandboxes)
-    assert task["source_path"] == []
+    assert task["source_path"] == ["."]
     shutil.rmtree(tmp_path / "repos")
     moved = tmp_path / "moved"
     (tmp_path / "out").rename(moved)
@@ -159,6 +159,30 @@ def test_a_row_without_a_mirror_needs_containers(tmp_path, sandboxes):
     row = {"instance_id": "a", "repo": "a/a"}
     with pytest.raises(UserError, match="give --mirror DIR with git repositories, or --sandbox"):
         imported(tmp_path, [row], sandboxes, mirror=None)
+
+
+class WithoutImages:
+    """A source of sandboxes whose engine has no image."""
+
+    def __init__(self, source) -> None:
+        self._source, self.options = source, source.options
+        self.give_back = source.give_back
+
+    async def take(self, **needs):
+        if "image" in needs:
+            raise SandboxFailure(f"there is no image {needs['image']!r}", boundary="sandbox.start")
+        return await self._source.take(**needs)
+
+
+def test_a_row_whose_image_is_not_there_is_listed_and_the_others_go_on(
+    tmp_path, sandboxes, installed
+):
+    row = shapes_task(tmp_path / "repos", "pytest", version="1.0", install_config=CONFIG)
+    lost = {**row, "instance_id": "lost", "repo": "acme/other", "docker_image": "mine:1"}
+    source = WithoutImages(sandboxes)
+    found, tasks = imported(tmp_path, [lost, row], source, has_images=True)
+    assert found.why_not == {"lost": "there is no image 'mine:1'"}
+    assert [task["instance_id"] for task in tasks] == [row["instance_id"]]
 
 
 def test_rows_with_images_are_written_for_containers(tmp_path, sandboxes):

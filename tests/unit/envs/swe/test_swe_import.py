@@ -1,16 +1,25 @@
 import json
+import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from support.swe_repositories import git
 
 from rollart_core.errors import UserError
 from rollart_envs.rows import RowError
 from rollart_envs.swe import environment
 from rollart_envs.swe.harness import set_up_of
 from rollart_envs.swe.import_rows import test_command as command_of
+from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.official_rows import official_row
-from rollart_envs.swe.package import name_of, project_names, requirement_lines
+from rollart_envs.swe.package import (
+    name_of,
+    project_names,
+    requirement_lines,
+    version_commands,
+    version_files,
+)
 from rollart_envs.swe.runs import test_run as run_of_tests
 from rollart_envs.swe.task import repair_task
 from rollart_envs.swe.taskbook import TaskBook
@@ -213,6 +222,39 @@ def test_the_names_of_a_project_are_those_of_its_files(tmp_path):
     assert project_names(tmp_path, "toolz-repo") == {"toolz-repo", "tool-z"}
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "toolz"\n')
     assert project_names(tmp_path, "toolz") == {"toolz", "tool-z"}
+
+
+def test_version_files_that_a_build_writes_are_those_that_the_tree_does_not_have():
+    tree = {
+        "pyproject.toml": b'[tool.setuptools_scm]\nversion_file = "src/a/_version.py"\n'
+        b'[tool.hatch.build.hooks.vcs]\nversion-file = "../out.py"\n',
+        "setup.py": b"setup(use_scm_version={'write_to': 'a/_version.py'}, x={'write_to': 'b.py'})",
+        "b.py": b"",
+    }
+    files = version_files(tree.get, "1.6.0rc1")
+    assert list(files) == ["src/a/_version.py", "a/_version.py"]
+    found: dict[str, object] = {}
+    exec(files["a/_version.py"], found)
+    assert (found["version"], found["__version__"]) == ("1.6.0rc1", "1.6.0rc1")
+    assert found["version_tuple"] == found["__version_tuple__"] == (1, 6, 0)
+    assert version_files({}.get, "1") == {}
+
+
+def test_commands_write_version_files(tmp_path):
+    files = {"it's.py": b"version = '1'\na = (1,)\n"}
+    (command,) = version_commands(files)
+    subprocess.run(("sh", "-c", command), cwd=tmp_path, check=True)
+    assert (tmp_path / "it's.py").read_bytes() == files["it's.py"]
+
+
+def test_the_version_of_a_commit_is_that_of_the_last_tag_before_it(tmp_path):
+    git(tmp_path, "init", "-q", "--initial-branch=main")
+    for tag in ("", "v1.2.0", "later"):
+        git(tmp_path, "commit", "-q", "--allow-empty", "-m", "x")
+        if tag:
+            git(tmp_path, "tag", tag)
+    mirror = Mirror(tmp_path)
+    assert [mirror.version(name) for name in ("HEAD", "HEAD^", "HEAD^^")] == ["1.2.0", "1.2.0", "0"]
 
 
 def test_the_split_all_has_every_task():
