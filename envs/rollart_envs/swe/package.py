@@ -23,6 +23,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Final
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from rollart_core.errors import UserError, first_line
@@ -224,6 +225,15 @@ def requirement_lines(path: Path) -> Iterator[str]:
             yield from requirement_lines(path.parent / included[1])
         elif re.match(r"[A-Za-z0-9]", line) and "://" not in line:
             yield line
+
+
+def agrees(requirement: str, others: Sequence[str]) -> bool:
+    """Return whether others allow the version of a pinned requirement; others are ignored."""
+    pin = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[.*\])?\s*==\s*([\w.]+)", requirement.strip())
+    if pin is None:
+        return True
+    same = (Requirement(one) for one in others if name_of(one) == canonicalize_name(pin[1]))
+    return all(one.specifier.contains(pin[2], prereleases=True) for one in same)
 
 
 def name_of(requirement: str) -> str:
