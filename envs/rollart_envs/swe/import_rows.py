@@ -315,10 +315,10 @@ test_command.__test__ = False  # type: ignore[attr-defined]  # pytest would coll
 
 
 def _own_requirements(source: Mirror, commit: str) -> list[str]:
-    """Return the requirements in the ``pyproject.toml`` of a commit."""
+    """Return the requirements of a commit's project."""
     with tempfile.TemporaryDirectory(prefix="rollart-import-") as folder:
-        content = source.read(commit, "pyproject.toml") or b""
-        Path(folder, "pyproject.toml").write_bytes(content)
+        for name in ("pyproject.toml", "setup.cfg"):
+            Path(folder, name).write_bytes(source.read(commit, name) or b"")
         return packages.project_requirements(Path(folder))
 
 
