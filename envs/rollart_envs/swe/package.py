@@ -8,6 +8,8 @@ pip runs a package's build to find its requirements: fetch only packages that yo
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import email.parser
 import re
 import shlex
@@ -23,6 +25,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Final
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from rollart_core.errors import UserError, first_line
@@ -161,12 +164,16 @@ test_requirements.__test__ = False  # type: ignore[attr-defined]  # pytest would
 
 
 def project_requirements(root: Path) -> list[str]:
-    """Return the requirements of a project and its tests, from its pyproject.toml."""
+    """Return the requirements of a project and its tests, from pyproject.toml or setup.cfg."""
     project, _ = _pyproject(root)
     wanted, extras = test_requirements(root)
     optional = project.get("optional-dependencies")
     listed = project.get("dependencies")
-    needed = [str(line) for line in listed] if isinstance(listed, list) else []
+    config = configparser.ConfigParser(interpolation=None, strict=False)
+    with contextlib.suppress(configparser.Error, OSError, UnicodeError):
+        config.read(root / "setup.cfg", encoding="utf-8")
+    old = config.get("options", "install_requires", fallback="")
+    needed = [str(line) for line in listed] if isinstance(listed, list) else _lines(old)
     if isinstance(optional, Mapping):
         for extra in extras:
             needed += [str(line) for line in optional.get(extra, ())]
@@ -200,6 +207,12 @@ def version_commands(files: Mapping[str, bytes]) -> list[str]:
     ]
 
 
+def _lines(text: str) -> list[str]:
+    """Return the lines of a value in setup.cfg, without comments."""
+    lines = (line.split(" #", 1)[0].strip() for line in text.splitlines())
+    return [line for line in lines if re.match(r"(?!file:)[A-Za-z0-9]", line)]
+
+
 def project_names(root: Path, name: str) -> set[str]:
     """Return the names under which a project can be installed: its own, and that of its folder."""
     project, _ = _pyproject(root)
@@ -224,6 +237,18 @@ def requirement_lines(path: Path) -> Iterator[str]:
             yield from requirement_lines(path.parent / included[1])
         elif re.match(r"[A-Za-z0-9]", line) and "://" not in line:
             yield line
+
+
+def agrees(requirement: str, others: Sequence[str]) -> bool:
+    """Return whether others allow the version of a pinned requirement; others are ignored."""
+    pin = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[.*\])?\s*==\s*([\w.]+)", requirement.strip())
+    if pin is None:
+        return True
+    same = [one for one in others if name_of(one) == canonicalize_name(pin[1])]
+    try:
+        return all(Requirement(one).specifier.contains(pin[2], prereleases=True) for one in same)
+    except InvalidRequirement:  # of an old project; the installer decides
+        return True
 
 
 def name_of(requirement: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.sandbox_types import no_bubblewrap
-from support.swe_repositories import SHAPES, git, pytest_packages, shapes_task
+from support.swe_repositories import SHAPES, git, pytest_packages, shapes_task, write
 
 from rollart_core.errors import SandboxFailure, UserError
 from rollart_core.rollout import loop
@@ -159,6 +159,32 @@ def test_a_row_without_a_mirror_needs_containers(tmp_path, sandboxes):
     row = {"instance_id": "a", "repo": "a/a"}
     with pytest.raises(UserError, match="give --mirror DIR with git repositories, or --sandbox"):
         imported(tmp_path, [row], sandboxes, mirror=None)
+
+
+def test_the_base_commit_decides_which_pins_of_its_version_are_installed(
+    tmp_path, sandboxes, installed
+):
+    row = shapes_task(tmp_path / "repos", "pytest", version="1.0")
+    folder = tmp_path / "repos/acme__shapes"
+    commits = []
+    for allowed in ("a<2", "a>=2"):
+        project = f'[project]\nname = "shapes"\nversion = "1"\ndependencies = ["{allowed}"]\n'
+        write(folder, {"pyproject.toml": project})
+        git(folder, "add", "-A")
+        git(folder, "commit", "-q", "-m", "x")
+        commits.append(git(folder, "rev-parse", "HEAD").strip())
+    config = {**CONFIG, "pip_packages": ["a==2.1", "b==1"]}
+    more = {"install_config": config, "environment_setup_commit": commits[1]}
+    rows = [
+        {**row, **more, "instance_id": name, "base_commit": commit}
+        for name, commit in zip(("old", "new"), commits, strict=True)
+    ]
+    _, tasks = imported(tmp_path, rows, sandboxes, is_validated=False, jobs=1)
+    assert [one["requirements"][1:] for one in installed] == [
+        ["setuptools", "b==1", "pytest"],
+        ["setuptools", "a==2.1", "b==1", "pytest"],
+    ]
+    assert len({tuple(task["python_path"]) for task in tasks}) == 2
 
 
 class WithoutImages:

@@ -14,8 +14,10 @@ from rollart_envs.swe.import_rows import test_command as command_of
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.official_rows import official_row
 from rollart_envs.swe.package import (
+    agrees,
     name_of,
     project_names,
+    project_requirements,
     requirement_lines,
     version_commands,
     version_files,
@@ -238,6 +240,28 @@ def test_version_files_that_a_build_writes_are_those_that_the_tree_does_not_have
     assert (found["version"], found["__version__"]) == ("1.6.0rc1", "1.6.0rc1")
     assert found["version_tuple"] == found["__version_tuple__"] == (1, 6, 0)
     assert version_files({}.get, "1") == {}
+
+
+def test_requirements_of_a_project_are_read_from_its_files(tmp_path):
+    lines = ("file: x.txt", "a<2  # old", "b;python_version<'3.9'")
+    config = "".join(f"\n    {line}" for line in lines)
+    (tmp_path / "setup.cfg").write_text(f"[options]\ninstall_requires ={config}\n")
+    assert project_requirements(tmp_path) == ["a<2", "b;python_version<'3.9'"]
+    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["a>=2"]\n')
+    assert project_requirements(tmp_path) == ["a>=2"]
+    (tmp_path / "pyproject.toml").unlink()
+    (tmp_path / "setup.cfg").write_text("no section")
+    assert project_requirements(tmp_path) == []
+
+
+def test_a_pin_that_a_project_does_not_allow_does_not_agree():
+    own = ["Astroid>=2.11.6,<=2.12.0-dev0", "tomli>=1; python_version<'3.11'"]
+    assert not agrees("astroid==2.12.13", own)
+    assert agrees("astroid==2.11.7", own)
+    assert agrees("astroid==2.12.13", ["astroid>=2.12"])
+    assert agrees("astroid~=2.12.13", own)
+    assert agrees("pytest==7.2", own)
+    assert agrees("astroid==2.12.13", ["astroid (>1; <2"])
 
 
 def test_commands_write_version_files(tmp_path):
