@@ -74,7 +74,7 @@ def _rows(
     played: Mapping[str, list[dict[str, Any]]], peer: str, concurrency: str
 ) -> list[dict[str, object]]:
     def of(side: str, name: str) -> float:
-        return median(one[name] for one in played[side])
+        return float(median(one[name] for one in played[side]))
 
     pairs = list(zip(played[""], played.get(peer, []), strict=True)) if peer else []
     name = peer or None

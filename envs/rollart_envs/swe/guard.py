@@ -78,6 +78,12 @@ STARTERS_IN = ("multiprocessing", "asyncio", "concurrent")
 """Files and folders of Python that start processes on behalf of their caller."""
 
 
+class _Thread(threading.local):
+    """The state of a thread."""
+
+    busy = False
+
+
 class Guard:
     """The state of the files, and the observed state of the runner."""
 
@@ -96,7 +102,6 @@ class Guard:
         self.is_trusting = False
         self.codes: dict[int, types.CodeType] = {}
         self.paths: dict[str, str] = {}
-        self.test_files: dict[str, bool] = {}
         self.wrappers: dict[int, list[types.CodeType]] = {}
         self.helping = {
             EQUAL: equal_of(self.expect_honest),
@@ -106,9 +111,11 @@ class Guard:
         self.seen: Seen | None = None
         self.hooks: Functions | None = None
         self.helpers: dict[Any, Any] = {}
+        self.others: dict[str, Any] = {}
+        """Loaded modules of files that are not tests."""
         self.made: dict[int, tuple[types.CodeType, str]] = {}
         self.began = time.time()
-        self._here = threading.local()
+        self._here = _Thread()
         self.present = {
             os.path.join(folder, name)
             for top in self.folders
@@ -120,7 +127,7 @@ class Guard:
     @property
     def busy(self) -> bool:
         """Whether this thread runs the guard's own code."""
-        return bool(getattr(self._here, "busy", False))
+        return self._here.busy
 
     @busy.setter
     def busy(self, busy: bool) -> None:
@@ -162,15 +169,17 @@ class Guard:
 
     def audit(self, event: str, arguments: Any) -> None:
         """Check an operation that Python reports."""
+        if self._here.busy:
+            return
         if event in MADE:
-            if not self.busy and isinstance(arguments[0], types.CodeType):
+            if isinstance(arguments[0], types.CodeType):
                 self.busy = True
                 try:
                     self._take(arguments[0], sys._getframe(1))
                 finally:
                     self.busy = False
             return
-        if self.busy or not event.startswith(EVENTS):
+        if not event.startswith(EVENTS):
             return
         name = arguments[1] if event.startswith("object.") else event
         if event in WRITES:
@@ -543,20 +552,19 @@ class Guard:
 
     def _compare_tests(self) -> None:
         for name, module in list(sys.modules.items()):
+            if self.others.get(name) is module:
+                continue
             path = getattr(module, "__file__", None)
-            if not isinstance(path, str) or not self._is_test_file(path):
+            if not isinstance(path, str):
+                continue
+            if not self.is_test(path):
+                self.others[name] = module
                 continue
             for key, value in list(vars(module).items()):
                 if isinstance(value, types.FunctionType):
                     kept = self.helpers.setdefault((name, key), value)
                     if kept is not value and self.origin(value.__code__) is not None:
                         self.accuse(f"{name}.{key} was changed")
-
-    def _is_test_file(self, name: str) -> bool:
-        """Return :meth:`is_test`, which is asked for all modules again and again."""
-        if name not in self.test_files:
-            self.test_files[name] = self.is_test(name)
-        return self.test_files[name]
 
     def _is_foreign(self, value: Any) -> bool:
         """Return whether a new part of the runner is from the patch or of unknown origin."""
@@ -737,24 +745,24 @@ class Seen:
                 if gc.get_referents(functions[-1])[0] is not code:
                     raise ValueError(f"{'.'.join(key)} was changed meanwhile")
         self.functions = Functions(functions)
-        self.held = []
+        self.held, self.values = [], []
         for key, found in held.items():
             first = next(iter(found))  # twice, because the values of one key are not a tuple
-            values = (*found.values(), found[first])
-            self.held.append((scopes[key], itemgetter(*found, first), values))
+            self.held.append((scopes[key], itemgetter(*found, first)))
+            self.values += [*found.values(), found[first]]
 
     def is_same(self, all: Any = all, map: Any = map, vars: Any = vars) -> bool:
         """Return whether modules, classes, functions and their code are the same objects."""
+        now: list[Any] = []
         try:
             for name, module, scope in self.modules:
                 if sys.modules[name] is not module or vars(module) is not scope:
                     return False
-            for scope, get, values in self.held:
-                if not all(map(is_, get(scope), values)):
-                    return False
+            for scope, get in self.held:
+                now += get(scope)
         except KeyError:
             return False
-        return self.functions.are(self.functions.functions)
+        return all(map(is_, now, self.values)) and self.functions.are(self.functions.functions)
 
 
 def unbound(function: Any) -> Any:
