@@ -116,7 +116,7 @@ def _played(work: Mapping[str, object], checkout: str) -> dict[str, Any]:
             [sys.executable, "-P", __file__, json.dumps(work), str(path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(root)},
+            env={**os.environ, **({"PYTHONPATH": os.pathsep.join(root)} if root else {})},
             check=False,
         )
         if done.returncode or not path.exists():
