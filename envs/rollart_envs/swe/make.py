@@ -42,6 +42,7 @@ MADE: Final = "made"
 _BASELINE_S: Final = 900.0
 _SCRIPTS: Final = 16
 """Maximum number of scripts that are tried for one statement."""
+_VALUE_CHARS: Final = 400
 _TOOLS: Final = frozenset(
     (
         *("tools", "tool", "scripts", "script", "bin", "ci", "docs", "doc", "examples", "example"),
@@ -287,10 +288,16 @@ async def _shows(
     shows = {}
     for test, script, bad, good in zip(tests, scripts, wrong, right, strict=False):
         if bad["error"] and not good["error"]:
-            has_values = good["value"] and bad["value"] not in ("", good["value"])
-            values = (bad["value"], good["value"]) if has_values else (bad["error"], "")
-            shows[test] = Shown(script, *values)
+            actual, expected = _readable(bad["value"]), _readable(good["value"])
+            if actual == expected:  # equal values show no difference
+                actual = expected = ""
+            shows[test] = Shown(script, actual or bad["error"], expected, not actual)
     return shows
+
+
+def _readable(value: str) -> str:
+    """Return a value's repr; empty if it is long, or has an address, which changes in each run."""
+    return "" if len(value) > _VALUE_CHARS or " at 0x" in value else value
 
 
 async def _visible(

@@ -33,16 +33,18 @@ class Shown:
     """The value of its expression, or the error, without the patch."""
     expected: str
     """The value with the patch; empty if there is none."""
+    is_error: bool = False
+    """Whether there is an error instead of a value without the patch."""
 
     def lines(self) -> list[str]:
         """Return the script and its results in Markdown."""
+        told = f"`{' '.join(self.script.value.split())}`" if self.expected else "It"
+        told += " fails with:" if self.is_error else " gives:"
         text = ["```python", *self.script.text.splitlines(), "```", ""]
-        if self.expected:
-            value = " ".join(self.script.value.split())
-            gives = [f"`{value}` gives:", "", "```", self.actual, "```", ""]
-            return [*text, *gives, "It should give:", "", "```", self.expected, "```", ""]
-        passes = "It should end without an error."
-        return [*text, "It fails with:", "", "```", self.actual, "```", "", passes, ""]
+        text += [told, "", "```", *self.actual.splitlines(), "```", ""]
+        if not self.expected:
+            return [*text, "It should end without an error.", ""]
+        return [*text, "It should give:", "", "```", *self.expected.splitlines(), "```", ""]
 
 
 def statement(
