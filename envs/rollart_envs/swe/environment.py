@@ -38,7 +38,7 @@ _MANAGED: Final = (
 )
 _SYSTEM: Final = ("/usr", "/opt")
 """Folders that bubblewrap sandboxes have anyway."""
-_NOT_COPIED: Final = frozenset(("test", "idlelib", "__pycache__", "share", "include"))
+_NOT_COPIED: Final = frozenset(("test", "idlelib", "share", "include"))
 _copying = threading.Lock()
 _ASKED: Final = (
     "import json, os, sys; print(json.dumps([sys.version_info[:2], sys.base_prefix,"
@@ -70,6 +70,9 @@ class Interpreter:
                 part = folder / f"{name}.part"
                 shutil.rmtree(part, ignore_errors=True)
                 shutil.copytree(self.home, part, symlinks=True, ignore=_left_out)
+                # Sandboxes cannot write into it: they would compile each module at each start.
+                command = (self.path, "-I", "-m", "compileall", "-q", str(part / "lib"))
+                subprocess.run(command, capture_output=True, check=False)
                 make_readable(part)
                 part.rename(folder / name)
         return {"python": f"{name}/bin/{self.path.name}", "python_home": name}
@@ -79,7 +82,7 @@ def _left_out(folder: str, names: list[str]) -> set[str]:
     """Return the names in a folder of a Python that its copy does not need."""
     if Path(folder).name == "site-packages":
         return set(names)
-    return {name for name in names if name in _NOT_COPIED or name.endswith((".a", ".pyc"))}
+    return {name for name in names if name in _NOT_COPIED or name.endswith(".a")}
 
 
 @cache

@@ -12,13 +12,26 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
+from packaging.utils import canonicalize_name
+
 from rollart_envs.swe import package as packages
-from rollart_envs.swe.make import MADE, Bounds, Judge, Row, Works, find_baseline, make
+from rollart_envs.swe.make import (
+    MADE,
+    Bounds,
+    Judge,
+    Row,
+    Works,
+    changes_of,
+    find_baseline,
+    make,
+)
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.package import Package
+from rollart_envs.swe.statement_writer import StatementWriter
 from rollart_envs.swe.suite import Suite
 from rollart_envs.swe.task_folder import TaskFolder
 from rollart_sandboxes.pool.source import SandboxSource
@@ -47,6 +60,8 @@ class MakeOrder:
     python: str = ""
     """Absolute path in the sandbox; empty: the ``python3`` on its PATH."""
     bounds: Bounds = field(default_factory=Bounds)
+    statements: str = ""
+    """The URL of a chat endpoint that writes the statements; empty: none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +86,11 @@ async def make_tasks(
     """Make tasks of a package until there are enough, or no bugs are left to try.
 
     Raises:
-        UserError: If the package does not exist, or its tests cannot be run.
+        UserError: If the package or the server for statements does not exist, or the package's
+            tests cannot be run.
         SandboxFailure: If sandboxes do not start.
     """
+    writer = StatementWriter(order.statements) if order.statements else None
     order.folder.make()
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="rollart-make-") as temporary:
@@ -84,7 +101,12 @@ async def make_tasks(
         suite = _suite(order, package, sandboxes)
     heard(f"running the tests of {package.name}", None)
     works = await _works(order, package, mirror, commit, suite)
-    works = replace(works, judge=judge_in(order.folder))
+    works = replace(
+        works,
+        judge=judge_in(order.folder),
+        library=_library(order.folder.site(package.slug), package.name, suite.source_path),
+        write=writer.write if writer is not None else None,
+    )
     notes += _notes(works)
     return await _make(order, works, notes, heard)
 
@@ -106,20 +128,23 @@ def _prepared(order: MakeOrder, temporary: Path, notes: list[str], heard: Heard)
 async def _make(order: MakeOrder, works: Works, notes: list[str], heard: Heard) -> Made:
     settings = {"commit": works.commit, "seed": order.seed, "fields": works.fields}
     settings["bounds"] = [order.bounds.max_broken, order.bounds.several]
+    settings |= {"statements": order.statements} if order.statements else {}
     progress = order.folder.progress(f"{works.slug}-{order.seed}", settings)
-    there = set(order.folder.ids())
+    there = {change for row in order.folder.rows() for change in changes_of(str(row["patch"]))}
     num_before = num_made = sum(outcome == MADE for outcome in progress.outcomes.values())
     if num_made < order.count:
         results = make(works, order.seed, order.jobs, dict(progress.outcomes))
         try:
             async for candidate, outcome in results:
                 what = outcome.what
-                if outcome.row is not None and outcome.row["instance_id"] in there:
-                    what = "it is there already"
-                elif outcome.row is not None:
-                    order.folder.add(outcome.row)
-                    there.add(str(outcome.row["instance_id"]))
-                    num_made += 1
+                if outcome.row is not None:
+                    changes = changes_of(str(outcome.row["patch"]))
+                    if there.isdisjoint(changes):
+                        order.folder.add(outcome.row)
+                        num_made += 1
+                    else:
+                        what = "it is there already"
+                    there |= changes
                 if outcome.is_final:
                     progress.note(str(candidate.number), what)
                 heard(f"{works.name}: {num_made} tasks; {what}", num_made / order.count)
@@ -164,6 +189,17 @@ def _suite(order: MakeOrder, package: Package, sandboxes: SandboxSource) -> Suit
     source_path = ("src",) if (package.root / "src").is_dir() else ()
     site = order.folder.site(package.slug).resolve()
     return Suite(sandboxes, order.python, (site,), source_path, tuple(arguments))
+
+
+def _library(site: Path, name: str, source_path: tuple[str, ...]) -> frozenset[str]:
+    """Return the files of the repository that the installed package contains."""
+    wanted = canonicalize_name(name)
+    for found in distributions(path=[str(site)]):
+        if canonicalize_name(found.metadata["Name"]) == wanted:
+            files = [str(file) for file in found.files or () if str(file).endswith(".py")]
+            tops = ("", *(f"{folder}/" for folder in source_path))
+            return frozenset(f"{top}{file}" for top in tops for file in files)
+    return frozenset()
 
 
 def _has_usual_tests(root: Path) -> Iterable[bool]:

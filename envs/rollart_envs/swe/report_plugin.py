@@ -235,9 +235,14 @@ def expect_plugins(guard: Any, manager: Any) -> None:
         path = getattr(module, "__file__", None)
         if isinstance(path, str):
             guard.expect_plugin(path)
-    for name, hook in list(vars(manager.hook).items()):
-        for found in hook.get_hookimpls() if hasattr(hook, "get_hookimpls") else ():
-            guard.expect_hook(name, found.function)
+    guard.expect_hooks(
+        [
+            (name, found.function)
+            for name, hook in list(vars(manager.hook).items())
+            if hasattr(hook, "get_hookimpls")
+            for found in hook.get_hookimpls()
+        ]
+    )
 
 
 def reporter(write: Any, guard: Any, failed: set[str]) -> Any:

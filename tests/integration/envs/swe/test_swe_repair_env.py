@@ -15,9 +15,10 @@ from rollart_core.rollout import loop
 from rollart_core.rollout.tools import Call, ToolAction
 from rollart_envs.swe.repair_env import RepairEnv
 from rollart_envs.swe.repair_episode import expert_actions
-from rollart_envs.swe.repository import TaskFailure
+from rollart_envs.swe.repository import RepositoryTree, TaskFailure, base_tree
 from rollart_envs.swe.task import repair_task
 from rollart_envs.swe.tools import Bash, parse_action
+from rollart_envs.swe.workspace import needs_of, unpack
 
 ISOLATIONS = {"process": {"id": "process", "trusted": True}, "bubblewrap": {"id": "bubblewrap"}}
 
@@ -82,6 +83,52 @@ def test_the_oracle_is_paid_and_who_does_nothing_is_not(env):
     assert info["resolution"] == "full"
     assert submitted(env)[1:4] == (0.0, True, False)
     assert submitted(env, bash("echo '# no' >> shapes/__init__.py"))[1] == 0.0
+
+
+_LISTING = "find . -path ./.git -prune -o -printf '%m %p %l\n' | sort; git ls-tree -r HEAD; git log"
+
+
+def test_sandboxes_that_unpack_a_copy_have_the_same_tree(env, folder):
+    row = json.loads((folder / "tasks.jsonl").read_text().splitlines()[0])
+    task = repair_task(row)
+    whole = base_tree(task, folder / "repos")
+    tree = RepositoryTree(whole.archive)
+    needs = needs_of(task, beside=None, python="")
+
+    async def listed() -> tuple[str, str]:
+        sandbox = await env._sandboxes.take()
+        try:
+            workspace = await unpack(sandbox, task, tree, needs)
+            cwd = workspace.repo_dir
+            done = await sandbox.exec(("sh", "-c", f"{_LISTING}; ls -A .."), timeout_s=60, cwd=cwd)
+        finally:
+            await env._sandboxes.give_back(sandbox)
+        return workspace.base, done.stdout.decode()
+
+    first = loop.run(listed())
+    assert tree.committed is not None
+    assert "shapes/__init__.py" in first[1]
+    assert first == loop.run(listed())
+
+
+def test_nothing_that_an_agent_does_to_its_tree_is_in_another_sandbox(env):
+    begun(env)
+    tree = env._present.tree
+    kept = tree.committed
+    clean = env.step(bash(_LISTING))[0]
+    spoilt = "printf 'def area(*a):\n    return 12\n' > shapes/__init__.py; git config user.name x"
+    spoilt += "; echo 1 > tests/new.py; for f in base packed; do echo x > ../$f.tar.gz; done"
+    spoilt += (
+        "; git -c user.email=x commit -qam bad; rm -rf .git/objects; chmod -R a+rwx ..; echo gone"
+    )
+    assert env.step(bash(spoilt))[0].endswith("gone")
+    assert env.step(bash("submit"))[1] == 0.0
+    begun(env)
+    assert env._present.tree is tree
+    assert tree.committed is kept
+    assert kept is not None
+    assert env.step(bash(_LISTING))[0] == clean
+    assert env.step(bash("git status --porcelain; git fsck; git rev-parse HEAD"))[0] == kept.base
 
 
 def test_commands_run_in_a_fresh_shell_and_files_stay(env):

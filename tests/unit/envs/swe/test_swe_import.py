@@ -200,10 +200,12 @@ def test_a_copied_python_has_no_installed_packages(tmp_path):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text("")
     (home / "lib/python3.99/site-packages/toolz").mkdir(parents=True)
+    (home / "bin/python3.99").write_text('#!/bin/sh\ntouch "$5/$3"\n')  # -I -m compileall -q lib
+    (home / "bin/python3.99").chmod(0o755)
     found = environment.Interpreter("3.99", home / "bin/python3.99", home).placed(tmp_path)
     assert found == {"python": "pythons/3.99/bin/python3.99", "python_home": "pythons/3.99"}
     copied = {p.name for p in (tmp_path / "pythons/3.99").rglob("*")}
-    assert copied == {"bin", "lib", "python3.99", "os.py", "site-packages"}
+    assert copied == {"bin", "lib", "python3.99", "os.py", "site-packages", "compileall"}
     system = environment.Interpreter("3.11", environment.Path("/usr/bin/x"), tmp_path)
     usr = replace(system, home=environment.Path("/usr"))
     assert usr.placed(tmp_path) == {"python": "/usr/bin/x"}
