@@ -31,7 +31,7 @@ from rollart_envs.swe.make import (
 )
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.package import Package
-from rollart_envs.swe.statement_writer import StatementWriter
+from rollart_envs.swe.statement import StatementWriter
 from rollart_envs.swe.suite import Suite
 from rollart_envs.swe.task_folder import TaskFolder
 from rollart_sandboxes.pool.source import SandboxSource
