@@ -111,8 +111,8 @@ class Guard:
         self.seen: Seen | None = None
         self.hooks: Functions | None = None
         self.helpers: dict[Any, Any] = {}
-        self.others: dict[str, Any] = {}
-        """Loaded modules of files that are not tests."""
+        self.others: set[str] = set()
+        """Paths of loaded files that are not tests."""
         self.made: dict[int, tuple[types.CodeType, str]] = {}
         self.began = time.time()
         self._here = _Thread()
@@ -552,13 +552,12 @@ class Guard:
 
     def _compare_tests(self) -> None:
         for name, module in list(sys.modules.items()):
-            if self.others.get(name) is module:
-                continue
             path = getattr(module, "__file__", None)
-            if not isinstance(path, str):
+            if not isinstance(path, str) or path in self.others:
                 continue
             if not self.is_test(path):
-                self.others[name] = module
+                if os.path.isabs(path):
+                    self.others.add(path)
                 continue
             for key, value in list(vars(module).items()):
                 if isinstance(value, types.FunctionType):
