@@ -128,13 +128,14 @@ def _played(work: Mapping[str, object], checkout: str) -> dict[str, Any]:
 
 async def measure(work: Mapping[str, Any]) -> dict[str, Any]:
     """Play the episodes of one side, and measure them."""
-    from rollart_envs.swe.repair_env import RepairEnv
+    from rollart_core.plugins import registry
     from rollart_envs.swe.taskbook import own_file, repair_tasks
 
     given = {name: work[name] for name in ("tasks", "repos_dir") if work[name]}
     options = {**given, "sandbox": {"id": SANDBOX}}
     names = sorted(repair_tasks(Path(given.get("tasks") or own_file("repair_tasks.jsonl"))).tasks)
-    envs = [RepairEnv(**options) for _ in range(work["concurrency"])]
+    env_class = registry.resolve("environments", "swe/Repair-v1")
+    envs = [env_class(**options) for _ in range(work["concurrency"])]
     seconds = {"reset": 0.0, "act": 0.0, "judge": 0.0}
     verdicts: dict[int, list[object]] = {}
 

@@ -7,17 +7,22 @@ Never: tries a candidate again that an interrupted run has already tried.
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import re
 import shlex
 import tempfile
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from packaging.utils import canonicalize_name
 
+from rollart_core.errors import UserError, first_line
 from rollart_envs.swe import package as packages
 from rollart_envs.swe.make import (
     MADE,
@@ -31,7 +36,6 @@ from rollart_envs.swe.make import (
 )
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.package import Package
-from rollart_envs.swe.statement import StatementWriter
 from rollart_envs.swe.suite import Suite
 from rollart_envs.swe.task_folder import TaskFolder
 from rollart_sandboxes.pool.source import SandboxSource
@@ -40,6 +44,13 @@ PYTEST: Final = ("-o", "addopts=", "-p", "no:cacheprovider")
 """Ignore the options of the project's own config, which can need plugins that are missing."""
 _ODD_NAMES: Final = ("test.py", "tests.py")
 """Test files that pytest does not collect unless they are arguments."""
+
+_TIMEOUT_S: Final = 120.0
+_BLOCK: Final = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_ASKED: Final = (
+    "Rewrite this report of a bug as a user of the library would write it. Keep each code block as"
+    " it is, say which function is wrong, and name no cause. Answer with the report only.\n\n"
+)
 
 Heard = Callable[[str, float | None], None]
 """Receives a description of the current step, and the share that is done."""
@@ -214,3 +225,39 @@ def _notes(works: Works) -> list[str]:
     if works.baseline.flaky:
         notes.append(f"left out, because they are flaky: {len(works.baseline.flaky)} tests")
     return notes
+
+
+class StatementWriter:
+    """A model behind ``URL/chat/completions``; the server's first model is used.
+
+    Raises:
+        UserError: If the server does not answer, or has no model.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        try:
+            self._model = str(self._said("models", None)["data"][0]["id"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            why = first_line(str(error)) or type(error).__name__
+            raise UserError(f"--statements {url}: {why}; give the URL before /models") from None
+
+    async def write(self, facts: str) -> str:
+        """Return a text with all code blocks of the facts; "" if the model gave none."""
+        messages = [{"role": "user", "content": _ASKED + facts}]
+        body = {"model": self._model, "messages": messages, "temperature": 0}
+        try:
+            said = await asyncio.to_thread(self._said, "chat/completions", body)
+            text = str(said["choices"][0]["message"]["content"]).strip() + "\n"
+        except (OSError, ValueError, LookupError, TypeError):
+            return ""
+        return text if all(block in text for block in _BLOCK.findall(facts)) else ""
+
+    def _said(self, path: str, body: dict[str, Any] | None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("OPENAI_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self._url}/{path}", content, headers)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            return json.load(answer)

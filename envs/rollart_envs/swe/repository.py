@@ -19,7 +19,7 @@ import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -53,9 +53,9 @@ class RepositoryTree:
 
     archive: bytes
     """A ``.tar.gz``."""
-    committed: CommittedTree | None = None
+    committed: CommittedTree | None = field(default=None, compare=False)
     """The same as a git repository; None until one sandbox has made it."""
-    is_asked: bool = False
+    is_asked: bool = field(default=False, compare=False)
     """Whether a sandbox makes it now, or could not."""
 
 

@@ -1,22 +1,16 @@
 """Problem statements from failing behaviour, without the cause.
 
-Takes: the tests that fail, with their errors, and the gold patch. Gives: a text, which a model
-behind an OpenAI-compatible server can write anew. Never: shows a line of the patch: texts that
-contain one are left out; the model does not see the patch, and drops no fact.
+Takes: the tests that fail, with their errors, and the gold patch. Gives: a text. Never: shows a
+line of the patch: texts that contain one are left out.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
 import re
-import urllib.request
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from rollart_core.errors import UserError, first_line
 from rollart_envs.swe.suite import Failed, Script
 
 MAX_SHOWN: Final = 4
@@ -28,12 +22,6 @@ _FOR_PYTEST: Final = re.compile(r"\b[Uu]se '?-vv?'? to (?:get|show)")
 _WORDLESS: Final = re.compile(r"\W*(?:pass|else|try|finally|break|continue|return|None)?\W*")
 _BARE_NAME: Final = re.compile(r"[\[({]*[A-Za-z_]\w*[])},:]*")
 """A line with only a name, as in lists of imports: a statement has to be able to name it."""
-_TIMEOUT_S: Final = 120.0
-_BLOCK: Final = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_ASKED: Final = (
-    "Rewrite this report of a bug as a user of the library would write it. Keep each code block as"
-    " it is, say which function is wrong, and name no cause. Answer with the report only.\n\n"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,39 +189,3 @@ def _number(count: int, what: str) -> str:
 
 def _verb(count: int) -> str:
     return "fail" if count != 1 else "fails"
-
-
-class StatementWriter:
-    """A model behind ``URL/chat/completions``; the server's first model is used.
-
-    Raises:
-        UserError: If the server does not answer, or has no model.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
-        try:
-            self._model = str(self._said("models", None)["data"][0]["id"])
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            why = first_line(str(error)) or type(error).__name__
-            raise UserError(f"--statements {url}: {why}; give the URL before /models") from None
-
-    async def write(self, facts: str) -> str:
-        """Return a text with all code blocks of the facts; "" if the model gave none."""
-        messages = [{"role": "user", "content": _ASKED + facts}]
-        body = {"model": self._model, "messages": messages, "temperature": 0}
-        try:
-            said = await asyncio.to_thread(self._said, "chat/completions", body)
-            text = str(said["choices"][0]["message"]["content"]).strip() + "\n"
-        except (OSError, ValueError, LookupError, TypeError):
-            return ""
-        return text if all(block in text for block in _BLOCK.findall(facts)) else ""
-
-    def _said(self, path: str, body: dict[str, Any] | None) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("OPENAI_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
-        content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self._url}/{path}", content, headers)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            return json.load(answer)

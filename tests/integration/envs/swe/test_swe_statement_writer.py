@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rollart_core.errors import UserError
-from rollart_envs.swe.statement import StatementWriter
+from rollart_envs.swe.make_command import StatementWriter
 
 FACTS = "It is wrong.\n\n```python\nassert f(1) == 2\n```\n\nIt gives:\n\n```\n3\n```\n"
 GOOD = "f is off by one.\n```python\nassert f(1) == 2\n```\nI get\n```\n3\n```"
