@@ -27,7 +27,7 @@ from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import why_no_sandbox
 from rollart_core.errors import RollartError, UserError
 
-TAKES: Final = (*("tasks", "repos_dir", "concurrency", "episodes", "rounds", "peer", "short"),)
+TAKES: Final = ("tasks", "repos_dir", "concurrency", "episodes", "rounds", "peer", "short")
 MARK: Final = 1.7
 SANDBOX: Final = "bubblewrap"
 _EMPTY_EVERY: Final = 4

@@ -282,6 +282,8 @@ async def _shows(
     by_function = {test.split("[", 1)[0]: test for test in reversed(failures)}
     tests = list(dict.fromkeys((*of_bugs, *by_function.values())))[:_SCRIPTS]
     scripts = [script for test in tests if (script := failures[test].script) is not None]
+    if not scripts:
+        return {}
     timeout_s = _timeout_s(works)
     wrong = await checkout.try_scripts(scripts, files={candidate.path: broken}, timeout_s=timeout_s)
     right = await checkout.try_scripts(scripts, timeout_s=timeout_s)

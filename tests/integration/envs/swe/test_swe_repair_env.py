@@ -113,7 +113,7 @@ def test_sandboxes_that_unpack_a_copy_have_the_same_tree(env, folder):
 
 def test_nothing_that_an_agent_does_to_its_tree_is_in_another_sandbox(env):
     begun(env)
-    tree = env._present.tree
+    tree = env._present.episode.tree
     kept = tree.committed
     clean = env.step(bash(_LISTING))[0]
     spoilt = "printf 'def area(*a):\n    return 12\n' > shapes/__init__.py; git config user.name x"
@@ -124,7 +124,7 @@ def test_nothing_that_an_agent_does_to_its_tree_is_in_another_sandbox(env):
     assert env.step(bash(spoilt))[0].endswith("gone")
     assert env.step(bash("submit"))[1] == 0.0
     begun(env)
-    assert env._present.tree is tree
+    assert env._present.episode.tree is tree
     assert tree.committed is kept
     assert kept is not None
     assert env.step(bash(_LISTING))[0] == clean
