@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.gateways import LIMITS
+from support.gateways import LIMITS, agent_parts
 from support.sandbox_types import no_bubblewrap
 from support.talks import result
 from support.tool_templates import call_text, tool_tokenizer
 
-from rollart_core.contracts.reward import RewardResult
-from rollart_core.gateway.gateway import Gateway, GatewaySettings
-from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
-from rollart_core.rollout.env_worker import EnvRef, EnvWorker
+from rollart_core.rollout.agent_episode import run_agent_episode
+from rollart_core.rollout.env_pool import PhaseTimeouts
+from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.types import Task, Ticket
 from rollart_envs.swe.repair_episode import expert_commands
 from rollart_envs.swe.taskbook import function_tasks, own_file, repair_tasks
@@ -101,29 +99,13 @@ def mends_the_repository(text):
     return [tests, *expert_commands(task), f"{tests}; git status --short"]
 
 
-async def env_return(request):
-    return RewardResult(request.env_return)
-
-
-async def play(tickets, tokenizer, engine, limits, name="run.yaml"):
-    gateway = Gateway(engine, tokenizer, GatewaySettings(max_context_tokens=30_000, seed=1))
-
-    async def start():
-        return LocalWorker(EnvWorker())
-
-    pool = EnvPool(start, num_workers=1)
-    await gateway.start()
-    await pool.start()
-    try:
-        ref = EnvRef(tickets[0].task.env_id, example(name))
-        parts = AgentDependencies(ref, pool, gateway, env_return, limits)
+async def play(tickets, engine, limits, name="run.yaml"):
+    env = EnvRef(tickets[0].task.env_id, example(name))
+    async with agent_parts(env, engine, limits, max_context_tokens=30_000) as parts:
         episodes = [asyncio.create_task(run_agent_episode(t, 0, parts)) for t in tickets]
         for episode in episodes:  # one that fails before it asks holds up no other
             episode.add_done_callback(lambda _: engine.opened.set())
         return await asyncio.gather(*episodes)
-    finally:
-        await pool.close()
-        await gateway.close()
 
 
 def tickets(num, env_id="swe/FunctionRepairAgent-v1", split="train"):
@@ -140,7 +122,7 @@ def limits(**more):
 def test_episodes_at_once_each_recorded_whole(num):
     tokenizer = tool_tokenizer("hermes")
     engine = Engineer(tokenizer, mends_the_function, num)
-    found = asyncio.run(play(tickets(num), tokenizer, engine, limits()))
+    found = asyncio.run(play(tickets(num), engine, limits()))
     assert [t.failure for t in found] == [None] * num
     assert [(t.status, t.reward) for t in found] == [("finished", 1.0)] * num
     assert engine.were_at_once
@@ -166,7 +148,7 @@ def test_episodes_at_once_each_recorded_whole(num):
 def test_one_that_is_out_of_turns_is_truncated_and_judged():
     tokenizer = tool_tokenizer("hermes")
     engine = Engineer(tokenizer, mends_the_function)
-    found = asyncio.run(play(tickets(1), tokenizer, engine, limits(max_turns=2)))
+    found = asyncio.run(play(tickets(1), engine, limits(max_turns=2)))
     assert found[0].failure is None
     assert (found[0].status, found[0].reward, len(found[0].turns)) == ("truncated", 1.0, 2)
 
@@ -176,7 +158,7 @@ def repair(num, commands):
     tokenizer = tool_tokenizer("hermes")
     engine = Engineer(tokenizer, commands)
     asked = tickets(num, "swe/RepairAgent-v1", "all")
-    found = asyncio.run(play(asked, tokenizer, engine, limits(), "repair.yaml"))
+    found = asyncio.run(play(asked, engine, limits(), "repair.yaml"))
     assert [t.failure for t in found] == [None] * num
     assert [t.status for t in found] == ["finished"] * num
     return found

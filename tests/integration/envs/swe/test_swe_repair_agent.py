@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import pytest
 from support.chat_templates import tokenizer_with
-from support.gateways import LIMITS, Scripted
+from support.gateways import LIMITS, Scripted, agent_parts
 from support.sandbox_types import no_bubblewrap
 from support.swe_repositories import shapes_task
 
-from rollart_core.contracts.reward import RewardResult
-from rollart_core.gateway.gateway import Gateway, GatewaySettings
-from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
-from rollart_core.rollout.env_worker import EnvRef, EnvWorker
+from rollart_core.rollout.agent_episode import run_agent_episode
+from rollart_core.rollout.env_pool import PhaseTimeouts
+from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.types import FailureKind, Task, Ticket
 from rollart_envs.swe.repair_agent import RepairAgent
 
@@ -33,31 +31,15 @@ def tasks(tmp_path_factory):
     return folder / "tasks.jsonl"
 
 
-async def env_return(request):
-    return RewardResult(request.env_return)
-
-
 def play(tasks, answers, *, episode_s=100.0, **options):
+    engine = Scripted(tokenizer_with("ours"), answers)
+    env = EnvRef(ID, {"sandbox": "bubblewrap", "tasks": tasks, **options})
+    more = {"timeouts": PhaseTimeouts(60, 60), "max_new_tokens": 600}
+    limits = replace(LIMITS, episode_s=episode_s, **more)
+
     async def main():
-        tokenizer = tokenizer_with("ours")
-        engine = Scripted(tokenizer, answers)
-        gateway = Gateway(engine, tokenizer, GatewaySettings(max_context_tokens=8000, seed=1))
-
-        async def start():
-            return LocalWorker(EnvWorker())
-
-        pool = EnvPool(start, num_workers=1)
-        await gateway.start()
-        await pool.start()
-        try:
-            ref = EnvRef(ID, {"sandbox": "bubblewrap", "tasks": tasks, **options})
-            more = {"timeouts": PhaseTimeouts(60, 60), "max_new_tokens": 600}
-            limits = replace(LIMITS, episode_s=episode_s, **more)
-            parts = AgentDependencies(ref, pool, gateway, env_return, limits)
+        async with agent_parts(env, engine, limits, max_context_tokens=8000) as parts:
             return await run_agent_episode(TICKET, 0, parts)
-        finally:
-            await pool.close()
-            await gateway.close()
 
     return asyncio.run(main())
 
