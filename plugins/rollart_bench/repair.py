@@ -13,9 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +23,8 @@ from typing import Any, Final
 from rollart_bench.options import Options
 from rollart_bench.rows import echo, result, row
 from rollart_bench.skip import why_no_sandbox
-from rollart_core.errors import RollartError, UserError
+from rollart_core.errors import UserError
+from rollart_envs.swe.taskbook import own_file, repair_tasks
 
 TAKES: Final = ("tasks", "repos_dir", "concurrency", "episodes", "rounds", "peer", "short")
 MARK: Final = 1.7
@@ -58,6 +57,8 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     peer = asked.text("peer", "")
     if peer and not (Path(peer) / "envs" / "rollart_envs").is_dir():
         raise UserError(f"bench repair: peer: {peer!r} is not a checkout of RollArt")
+    if tasks := str(work["tasks"]):
+        repair_tasks(Path(tasks))  # fail now if it cannot be read
     if why := why_no_sandbox(SANDBOX, {}):
         return result("repair", [], skipped_cases={SANDBOX: why})
     sides = [peer, ""] if peer else [""]
@@ -93,7 +94,7 @@ def _rows(
     rows.append(
         row(
             "verdicts: equal in all rounds, as episodes",
-            sum(1 for _ in verdicts[0]),
+            len(verdicts[0]),
             None,
             None,
             "episodes",
@@ -110,26 +111,15 @@ def _played(work: Mapping[str, object], checkout: str) -> dict[str, Any]:
     found = [*Path(checkout).glob("rollart_*"), *Path(checkout).glob("*/rollart_*")]
     packages = [path for path in found if checkout and (path / "__init__.py").is_file()]
     root = sorted({str(path.parent.resolve()) for path in packages})
-    with tempfile.TemporaryDirectory(prefix="rollart-side-") as folder:
-        path = Path(folder) / "result.json"
-        done = subprocess.run(
-            [sys.executable, "-P", __file__, json.dumps(work), str(path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **({"PYTHONPATH": os.pathsep.join(root)} if root else {})},
-            check=False,
-        )
-        if done.returncode or not path.exists():
-            said = done.stdout.decode(errors="replace").strip().splitlines()
-            raise RollartError(f"the episodes failed: {said[-1] if said else 'no output'}")
-        measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return measured
+    # This file, because the checkout may not have the benchmark.
+    from rollart_bench.sides import result_of
+
+    return result_of((sys.executable, "-P", __file__), work, packages=root)
 
 
 async def measure(work: Mapping[str, Any]) -> dict[str, Any]:
     """Play the episodes of one side, and measure them."""
     from rollart_core.plugins import registry
-    from rollart_envs.swe.taskbook import own_file, repair_tasks
 
     given = {name: work[name] for name in ("tasks", "repos_dir") if work[name]}
     options = {**given, "sandbox": {"id": SANDBOX}}
