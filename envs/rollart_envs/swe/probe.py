@@ -284,35 +284,12 @@ def value_of(test: Any) -> str:
 
 def names_in(nodes: list[Any]) -> set[str]:
     """Return the names that statements read, without those of their own scopes."""
-    read: set[str] = set()
-    own: set[str] = set()
-    for node in nodes:
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Name):
-                (read if isinstance(inner.ctx, ast.Load) else own).add(inner.id)
-            elif isinstance(inner, ast.arg):
-                own.add(inner.arg)
-            elif isinstance(inner, ast.ExceptHandler) and inner.name:
-                own.add(inner.name)
-        is_scope = isinstance(node, (ast.FunctionDef, ast.ClassDef))
-        own |= {node.name} if is_scope else set()
-    in_scopes = {
-        inner.id
-        for node in nodes
-        for scope in ast.walk(node)
-        if isinstance(scope, SCOPES)
-        for inner in ast.walk(scope)
-        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
-    }
-    hidden = {
-        inner.arg
-        for node in nodes
-        for scope in ast.walk(node)
-        if isinstance(scope, SCOPES)
-        for inner in ast.walk(scope)
-        if isinstance(inner, ast.arg)
-    }
-    return read - in_scopes - hidden
+    found = [inner for node in nodes for inner in ast.walk(node)]
+    inside = [inner for scope in found if isinstance(scope, SCOPES) for inner in ast.walk(scope)]
+    names = [inner for inner in found if isinstance(inner, ast.Name)]
+    read = {name.id for name in names if isinstance(name.ctx, ast.Load)}
+    stored = {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return read - stored - {inner.arg for inner in inside if isinstance(inner, ast.arg)}
 
 
 SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
