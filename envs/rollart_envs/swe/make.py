@@ -32,7 +32,16 @@ from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.mutate import Mutation, is_another_program, mutated, mutations
 from rollart_envs.swe.patch import file_changes
 from rollart_envs.swe.statement import Shown, leaked, statement
-from rollart_envs.swe.suite import NO_TESTS, RAN, Checkout, FilesRefused, Suite, SuiteRun
+from rollart_envs.swe.suite import (
+    NO_TESTS,
+    RAN,
+    Checkout,
+    FilesRefused,
+    Script,
+    Suite,
+    SuiteRun,
+    Tried,
+)
 
 Row: TypeAlias = dict[str, object]
 Judge: TypeAlias = Callable[[Row], Awaitable[str]]
@@ -289,17 +298,24 @@ async def _shows(
     right = await checkout.try_scripts(scripts, timeout_s=timeout_s)
     shows = {}
     for test, script, bad, good in zip(tests, scripts, wrong, right, strict=False):
-        if bad["error"] and not good["error"]:
-            actual, expected = _readable(bad["value"]), _readable(good["value"])
-            if actual == expected:  # equal values show no difference
-                actual = expected = ""
-            shows[test] = Shown(script, actual or bad["error"], expected, not actual)
+        if bad.error and not good.error:
+            shows[test] = shown_by(script, bad, good)
     return shows
 
 
-def _readable(value: str) -> str:
-    """Return a value's repr; empty if it is long, or has an address, which changes in each run."""
-    return "" if len(value) > _VALUE_CHARS or " at 0x" in value else value
+def shown_by(script: Script, bad: Tried, good: Tried) -> Shown:
+    """Return what a script shows: its first expression with readable, different results."""
+    for text, actual, expected in zip(script.values, bad.values, good.values, strict=True):
+        if script.raises and not expected and is_readable(actual):
+            return Shown(script, text, actual or bad.error, "", is_error=not actual)
+        if expected and actual != expected and is_readable(actual) and is_readable(expected):
+            return Shown(script, text, actual or bad.error, expected, is_error=not actual)
+    return Shown(script, "", bad.error, "", is_error=True)
+
+
+def is_readable(value: str) -> bool:
+    """Return whether a repr is short and has no address, which changes in each run."""
+    return len(value) <= _VALUE_CHARS and " at 0x" not in value
 
 
 async def _visible(

@@ -121,12 +121,13 @@ def tried(trace: Any, path: str) -> list[str]:
 SCRIPT_LINES = 24
 
 
-def script_of(trace: Any, path: str) -> dict[str, str]:
+def script_of(trace: Any, path: str) -> dict[str, Any]:
     """Return a script that does what a test did until it failed; empty if there is none.
 
     It has the statements of the test file that the failing one needs, with plain values for
     parameters and loop variables: ``setup``, and ``check``, which raises an error if the test
-    fails. ``value`` is the expression whose value is checked, if there is one.
+    fails. ``values`` are expressions that show what is wrong, and ``raises`` is the error that the
+    first of them has to raise.
     """
     found = None
     while trace is not None:
@@ -141,8 +142,11 @@ def script_of(trace: Any, path: str) -> dict[str, str]:
     before, failing = path_to(tree, found.tb_lineno)
     if failing is None:
         return {}
-    fields = Fields(frame.f_locals.get("self"))
-    check, value = checked(fields.visit(failing))
+    owner = frame.f_locals.get("self")
+    own = own_functions(tree, type(owner).__name__)
+    fields = Fields(owner, own)
+    before[:0] = own.values()
+    check, shows, error = checked(fields.visit(failing))
     if not check:
         return {}
     needed = names_in(check)
@@ -168,7 +172,18 @@ def script_of(trace: Any, path: str) -> dict[str, str]:
     text = "\n".join(map(ast.unparse, check))
     if (setup + text).count("\n") > SCRIPT_LINES or len(setup + text) > MESSAGE_CHARS:
         return {}
-    return {"setup": setup, "check": text, "value": value}
+    return {"setup": setup, "check": text, "values": shows, "raises": error}
+
+
+def own_functions(tree: Any, owner: str) -> dict[str, Any]:
+    """Return the static methods of a test's class as functions, by name."""
+    found = {}
+    for node in (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == owner):
+        for one in (n for n in node.body if isinstance(n, ast.FunctionDef)):
+            if [d.id for d in one.decorator_list if isinstance(d, ast.Name)] == ["staticmethod"]:
+                found[one.name] = one
+                one.decorator_list = []
+    return found
 
 
 def path_to(tree: Any, line: int) -> tuple[list[Any], Any]:
@@ -208,31 +223,32 @@ def imported(name: str, value: Any, test: str) -> str:
     return f"from {module} import {own}" + ("" if own == name else f" as {name}")
 
 
-def checked(node: Any) -> tuple[list[Any], str]:
-    """Return statements that fail as a test's statement does, and the checked expression."""
+def checked(node: Any) -> tuple[list[Any], list[str], str]:
+    """Return statements that fail as a test's statement does, its expressions, and its error."""
     value: Any
     if isinstance(node, ast.Assert):
-        return [ast.Assert(node.test, None)], value_of(node.test)
+        return [ast.Assert(node.test, None)], values_of(node.test), ""
     if isinstance(node, ast.With):
         errors = [e for item in node.items for e in raises_of(item.context_expr)]
         has_names = any(item.optional_vars is not None for item in node.items)
         plain = len(node.items) == 1 and len(errors) == 1 and not has_names
-        return (expecting(node.body, errors[0]), "") if plain else ([], "")
+        return expecting(node.body, errors[0]) if plain else ([], [], "")
     value = getattr(node, "value", None)
     name = getattr(getattr(value, "func", None), "attr", "")
     arguments = getattr(value, "args", [])
     if not name.startswith("assert"):
-        return ([node] if value is not None and calls(value) else []), ""
+        is_call = value is not None and calls(value)
+        return ([node], [ast.unparse(value)], "") if is_call else ([], [], "")
     if name in ("assertRaises", "assertRaisesRegex") and len(arguments) > 1:
         rest = arguments[1 if name == "assertRaises" else 2 :]
         call = ast.Call(rest[0], rest[1:], value.keywords)
-        return expecting([ast.Expr(call)], arguments[0]), ""
+        return expecting([ast.Expr(call)], arguments[0])
     template = ASSERTIONS.get(name)
     if template is None or len(arguments) < template.count("%s"):
-        return [], ""
+        return [], [], ""
     sides = [f"({ast.unparse(one)})" for one in arguments[: template.count("%s")]]
     test = ast.parse(template % tuple(sides), mode="eval").body
-    return [ast.Assert(test, None)], value_of(test)
+    return [ast.Assert(test, None)], values_of(test), ""
 
 
 ASSERTIONS = {
@@ -265,21 +281,24 @@ def raises_of(node: Any) -> list[Any]:
     return [node.args[0]] if known else []
 
 
-def expecting(body: list[Any], error: Any) -> list[Any]:
-    """Return statements that fail unless others raise an error."""
+def expecting(body: list[Any], error: Any) -> tuple[list[Any], list[str], str]:
+    """Return statements that fail unless others raise an error, their expression, and the error."""
     failed = ast.parse("raise AssertionError('it raises nothing')").body
     handler = ast.ExceptHandler(error, None, [ast.Pass()])
-    return [ast.fix_missing_locations(ast.Try(body, [handler], failed, []))]
+    values = [ast.unparse(node.value) for node in body if isinstance(node, (ast.Expr, ast.Assign))]
+    check = [ast.fix_missing_locations(ast.Try(body, [handler], failed, []))]
+    return check, values if len(body) == 1 else [], ast.unparse(error)
 
 
-def value_of(test: Any) -> str:
-    """Return the side of a comparison that calls something, or a whole test."""
+def values_of(test: Any) -> list[str]:
+    """Return the side of a comparison that calls something, and the whole test."""
+    texts = [ast.unparse(test)]
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         sides = [test.left, test.comparators[0]]
         called = [side for side in sides if calls(side)]
         names = [side for side in sides if not isinstance(side, ast.Constant)]
-        return ast.unparse((called or names or sides)[0])
-    return ast.unparse(test)
+        texts.insert(0, ast.unparse((called or names or sides)[0]))
+    return texts
 
 
 def names_in(nodes: list[Any]) -> set[str]:
@@ -326,15 +345,19 @@ def is_import(node: Any) -> bool:
 
 
 class Fields(ast.NodeTransformer):
-    """Replaces plain fields of a test's ``self`` by their values."""
+    """Replaces plain fields of a test's ``self`` by their values, and static methods by names."""
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: Any, functions: Any) -> None:
         self._owner = owner
+        self._functions = functions
 
     def visit_Attribute(self, node: Any) -> Any:
         """Return a field's value if it is plain."""
         self.generic_visit(node)
-        is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+        of = node.value.id if isinstance(node.value, ast.Name) else ""
+        is_own = of in ("self", type(self._owner).__name__)
+        if is_own and node.attr in self._functions:
+            return ast.Name(node.attr, node.ctx)
         if not is_own or not isinstance(node.ctx, ast.Load) or self._owner is None:
             return node
         value = vars(self._owner).get(node.attr, getattr(type(self._owner), node.attr, self))

@@ -17,6 +17,7 @@ MAX_SHOWN: Final = 4
 """Maximum number of tests that are described in detail."""
 _LINES: Final = 14
 _LINE_CHARS: Final = 200
+_TEST_AFFIX: Final = re.compile(r"^(?:[Tt]ests?_|Tests?(?=[A-Z])|[Tt]est)|_?[Tt]ests?$")
 _FOR_PYTEST: Final = re.compile(r"\b[Uu]se '?-vv?'? to (?:get|show)")
 """A hint of pytest for its callers."""
 _WORDLESS: Final = re.compile(r"\W*(?:pass|else|try|finally|break|continue|return|None)?\W*")
@@ -29,19 +30,23 @@ class Shown:
     """A script that fails without the patch and passes with it, and what it shows."""
 
     script: Script
+    value: str
+    """The expression whose results are shown; empty if there is none."""
     actual: str
-    """The value of its expression, or the error, without the patch."""
+    """Its value, or the error, without the patch."""
     expected: str
-    """The value with the patch; empty if there is none."""
+    """Its value with the patch; empty if there is none."""
     is_error: bool = False
     """Whether there is an error instead of a value without the patch."""
 
     def lines(self) -> list[str]:
         """Return the script and its results in Markdown."""
-        told = f"`{' '.join(self.script.value.split())}`" if self.expected else "It"
+        told = f"`{' '.join(self.value.split())}`" if self.value else "It"
         told += " fails with:" if self.is_error else " gives:"
         text = ["```python", *self.script.text.splitlines(), "```", ""]
         text += [told, "", "```", *self.actual.splitlines(), "```", ""]
+        if self.value and self.script.raises:
+            return [*text, f"It should raise `{self.script.raises}`.", ""]
         if not self.expected:
             return [*text, "It should end without an error.", ""]
         return [*text, "It should give:", "", "```", *self.expected.splitlines(), "```", ""]
@@ -148,7 +153,7 @@ def _words(test: str) -> str:
     path, *names = _function(test).split("::")
     if not names:
         return path
-    words = [re.sub(r"^tests?_?|_?tests?$", "", name, flags=re.I) or name for name in names]
+    words = [_TEST_AFFIX.sub("", name) or name for name in names]
     spaced = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", word).replace("_", " ") for word in words]
     return ": ".join(word.strip() for word in spaced)
 

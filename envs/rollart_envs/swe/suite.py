@@ -36,19 +36,22 @@ import contextlib, io, json, sys
 sys.path[:1] = ["."]
 results = []
 for script in json.load(sys.stdin):
-    said = {"error": "", "value": ""}
-    for what, text in (("error", script["check"]), ("value", script["value"])):
+    said = {"error": "", "values": []}
+    for number, text in enumerate([script["check"], *script["values"]]):
         scope = {"__name__": "__main__"}
+        value = ""
         with contextlib.redirect_stdout(io.StringIO()):
             try:
                 exec(script["setup"], scope)
-                if what == "error":
+                if number:
+                    value = repr(eval(text, scope))
+                else:
                     exec(text, scope)
-                elif text:
-                    said[what] = repr(eval(text, scope))
             except BaseException as error:
-                if what == "error":
-                    said[what] = (type(error).__name__ + ": " + str(error)).rstrip(": ")
+                if not number:
+                    said["error"] = (type(error).__name__ + ": " + str(error)).rstrip(": ")
+        if number:
+            said["values"].append(value)
     results.append(said)
 print("\\n" + json.dumps(results))
 """
@@ -57,7 +60,7 @@ RAN: Final = (0, 1)
 NO_TESTS: Final = 5
 
 
-_FIELDS: Final = ("setup", "check", "value")
+_FIELDS: Final = ("setup", "check", "values")
 
 
 class FilesRefused(Exception):
@@ -71,13 +74,25 @@ class Script:
     setup: str
     check: str
     """Raises an error if the test fails."""
-    value: str = ""
-    """The expression whose value is checked; empty if there is none."""
+    values: tuple[str, ...] = ()
+    """Expressions whose value shows what is wrong, the one with the most details first."""
+    raises: str = ""
+    """The error that the first expression has to raise; empty if it has to have a value."""
 
     @property
     def text(self) -> str:
         """The script as a whole."""
         return f"{self.setup}\n\n{self.check}" if self.setup else self.check
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The result of a script."""
+
+    error: str
+    """The error of its check; empty if it passed."""
+    values: tuple[str, ...]
+    """The repr of each expression; empty if it raised an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +241,11 @@ class Checkout:
         *,
         files: Mapping[str, bytes | None] | None = None,
         timeout_s: float,
-    ) -> list[dict[str, str]]:
+    ) -> list[Tried]:
         """Run scripts on the tree with some files changed.
 
         Returns:
-            For each script the ``error`` of its check, and the ``value`` of its expression, both
-            empty if there is none. No result at all if a script ended the process, or hangs.
+            One result for each script. None at all if a script ended the process, or hangs.
         """
         await self._sandbox.restore(self._clean)
         await self._change(files or {})
@@ -245,7 +259,7 @@ class Checkout:
             results = json.loads(done.stdout.decode(errors="replace").strip().split("\n")[-1])
         except ValueError:
             return []
-        return results if isinstance(results, list) else []
+        return [Tried(r["error"], tuple(r["values"])) for r in results]
 
     async def close(self) -> None:
         """Return the sandbox."""
@@ -320,7 +334,9 @@ def _record(line: bytes) -> dict[str, object]:
 
 def _script(record: Mapping[str, object]) -> Script | None:
     said = record.get("script")
-    return Script(**said) if isinstance(said, dict) and said else None
+    if not isinstance(said, dict) or not said:
+        return None
+    return Script(said["setup"], said["check"], tuple(said["values"]), said["raises"])
 
 
 def _texts(value: object) -> tuple[str, ...]:

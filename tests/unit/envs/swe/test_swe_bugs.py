@@ -14,11 +14,19 @@ import pytest
 from rollart_envs.swe import probe
 from rollart_envs.swe.hide import test_name as name_of
 from rollart_envs.swe.hide import without_tests
-from rollart_envs.swe.make import Baseline, Bounds, Works, candidates, changes_of, is_test_file
+from rollart_envs.swe.make import (
+    Baseline,
+    Bounds,
+    Works,
+    candidates,
+    changes_of,
+    is_test_file,
+    shown_by,
+)
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.mutate import KINDS, is_another_program, mutated, mutations
 from rollart_envs.swe.statement import Shown, changed_lines, leaked, statement
-from rollart_envs.swe.suite import Failed, Script, Suite
+from rollart_envs.swe.suite import Failed, Script, Suite, Tried
 from rollart_sandboxes.pool.source import sandbox_source
 
 SOURCE = '''\
@@ -323,6 +331,16 @@ class TestA(unittest.TestCase):
         with self.assertRaises(ValueError):
             helper(2)
 
+    @staticmethod
+    def twice(x):
+        return 2 * x
+
+    def test_static(self):
+        self.assertEqual(list(map(TestA.twice, [self.limit])), [self.twice(5)])
+
+    def test_error(self):
+        number = int("four")
+
     def test_object(self):
         self.assertEqual(len(str(self.other)), 8)
 
@@ -359,11 +377,20 @@ def test_a_failing_test_becomes_a_script_with_all_that_it_needs(tmp_path: Path) 
     scripts = repeated(tmp_path)
     helper = "LIMIT = 3\n\ndef helper(x):\n    return x + LIMIT"
     call = scripts["test_call"]
-    assert (call["check"], call["value"]) == ("assert helper(4) == 8", "helper(4)")
+    assert call["check"] == "assert helper(4) == 8"
+    assert call["values"] == ["helper(4)", "helper(4) == 8"]
     assert call["setup"].replace("\n\n", "\n") == helper.replace("\n\n", "\n")
     assert scripts["test_values"]["setup"].endswith("found = helper(1)")
     assert scripts["test_values"]["check"] == "assert found == 5"
     assert scripts["test_raises"]["check"].startswith("try:\n    helper(2)\nexcept ValueError:")
+    assert (scripts["test_raises"]["values"], scripts["test_raises"]["raises"]) == (
+        ["helper(2)"],
+        "ValueError",
+    )
+    static = scripts["test_static"]
+    assert static["setup"] == "def twice(x):\n    return 2 * x"
+    assert static["check"] == "assert list(map(twice, [4])) == [twice(5)]"
+    assert scripts["test_error"]["values"] == ["int('four')"]
     assert scripts["test_object"] == {}  # no script can have its object
     loop = scripts["test_loop[1]"]["setup"]
     assert "n = 1" in loop
@@ -381,9 +408,55 @@ def test_a_comparison_of_plain_values_is_no_expectation() -> None:
 
 
 def shown(number: int) -> Shown:
-    return Shown(
-        Script("from shelf import f", f"assert f({number}) == 1", f"f({number})"), "0", "1"
-    )
+    value = f"f({number})"
+    return Shown(Script("from shelf import f", f"assert {value} == 1", (value,)), value, "0", "1")
+
+
+@pytest.mark.parametrize(
+    ("bad", "good", "raises", "told"),
+    [
+        (
+            ("1", "False"),
+            ("2", "True"),
+            "",
+            "`f()` gives:\n\n```\n1\n```\n\nIt should give:\n\n```\n2",
+        ),
+        (("<a at 0x1>", "False"), ("<a at 0x2>", "True"), "", "`f() == 2` gives:\n\n```\nFalse"),
+        (("", ""), ("2", "True"), "", "`f()` fails with:\n\n```\nE: no\n```\n\nIt should give"),
+        (
+            ("", ""),
+            ("<a at 0x1>", "2" * 999),
+            "",
+            "It fails with:\n\n```\nE: no\n```\n\nIt should end",
+        ),
+        (
+            ("1", "True"),
+            ("", ""),
+            "OSError",
+            "`f()` gives:\n\n```\n1\n```\n\nIt should raise `OSError`.",
+        ),
+        (("", ""), ("", ""), "OSError", "`f()` fails with:\n\n```\nE: no\n```\n\nIt should raise"),
+    ],
+)
+def test_what_a_script_shows(
+    bad: tuple[str, str], good: tuple[str, str], raises: str, told: str
+) -> None:
+    script = Script("", "assert f() == 2", ("f()", "f() == 2"), raises)
+    text = "\n".join(shown_by(script, Tried("E: no", bad), Tried("", good)).lines())
+    assert told in text
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ("test_a.py::TestSymbols::test_at_n_t", "Symbols: at n t"),
+        ("test_a.py::TestsOfCut::test", "Of Cut: test"),
+        ("test_a.py::test_slug[x]", "slug"),
+        ("test_a.py::tests_end_test", "end"),
+    ],
+)
+def test_a_heading_has_the_words_of_a_test(test: str, words: str) -> None:
+    assert f"## {words}\n" in statement("shelf", {test: Failed("E: no")}, "")
 
 
 def test_a_statement_shows_a_script_of_each_bug() -> None:
