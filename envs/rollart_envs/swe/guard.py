@@ -12,7 +12,7 @@ library does not change this, except for a few libraries that do the operation o
 
 Test files are compiled here, so that a test is identified by its code object, and ``==`` in them
 detects values that equal everything. Functions and classes of the runner, ``ast`` and ``builtins``
-are compared between tests.
+are compared after each test.
 """
 
 from __future__ import annotations
@@ -65,9 +65,16 @@ PROCESSES = (
     "os.spawn",
 )
 """Audit events of starting a process."""
-EVENTS = ("gc.", "sys.", "object.", "ctypes.", "open", *WRITES, *PROCESSES)
-MADE = ("exec", "function.__new__")
-"""Events whose first argument is code that can choose its own file name."""
+MADE = "made"
+"""The operation whose first argument is code that can choose its own file name."""
+OPERATIONS = {
+    **{name: name for name in WORDS if "." in name or name == "open"},
+    **dict.fromkeys(WRITES, "change"),
+    **dict.fromkeys(PROCESSES, "process"),
+    **dict.fromkeys(("exec", "function.__new__"), MADE),
+    **dict.fromkeys(("object.__getattr__", "object.__setattr__", "object.__delattr__"), ""),
+}
+"""Audit events -> watched operations; empty: the attribute is the operation."""
 HELPERS = (
     *("inspect.py", "dis.py", "linecache.py", "pathlib.py", "tokenize.py", "codecs.py"),
     *("shutil.py", "pkgutil.py"),
@@ -169,9 +176,10 @@ class Guard:
 
     def audit(self, event: str, arguments: Any) -> None:
         """Check an operation that Python reports."""
-        if self._here.busy:
+        name = OPERATIONS.get(event)
+        if name is None or self._here.busy:
             return
-        if event in MADE:
+        if name == MADE:
             if isinstance(arguments[0], types.CodeType):
                 self.busy = True
                 try:
@@ -179,13 +187,7 @@ class Guard:
                 finally:
                     self.busy = False
             return
-        if not event.startswith(EVENTS):
-            return
-        name = arguments[1] if event.startswith("object.") else event
-        if event in WRITES:
-            name = "change"
-        elif event in PROCESSES:
-            name = "process"
+        name = name or arguments[1]
         if name not in WORDS:
             return
         self.busy = True

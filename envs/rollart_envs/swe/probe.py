@@ -155,8 +155,9 @@ def script_of(trace: Any, path: str) -> dict[str, Any]:
         if binds(node) & needed or changes(node, needed):
             kept.insert(0, fields.visit(node))
             needed |= names_in([node])
-    bound = set().union(*map(binds, kept)) if kept else set()
+    bound = set().union(*map(binds, [*kept, *check]))
     values = {**frame.f_globals, **frame.f_locals}
+    root = os.getcwd() + os.sep
     plain, imports = [], [ast.unparse(node) for node in kept if is_import(node)]
     for name in sorted(needed - bound - set(dir(builtins))):
         if name not in values:
@@ -165,7 +166,7 @@ def script_of(trace: Any, path: str) -> dict[str, Any]:
         line = imported(name, values[name], frame.f_globals.get("__name__", ""))
         if not is_value and not line:
             return {}
-        plain += [f"{name} = {values[name]!r}"] if is_value else []
+        plain += [f"{name} = {values[name]!r}".replace(root, "")] if is_value else []
         imports += [] if is_value else [line]
     others = [ast.unparse(node) for node in kept if not is_import(node)]
     setup = "\n".join([*dict.fromkeys(imports), *plain, *others])
@@ -229,10 +230,12 @@ def checked(node: Any) -> tuple[list[Any], list[str], str]:
     if isinstance(node, ast.Assert):
         return [ast.Assert(node.test, None)], values_of(node.test), ""
     if isinstance(node, ast.With):
-        errors = [e for item in node.items for e in raises_of(item.context_expr)]
+        orders = [order for item in node.items for order in raises_of(item.context_expr)]
+        if not orders:
+            return [node], [], ""
         has_names = any(item.optional_vars is not None for item in node.items)
-        plain = len(node.items) == 1 and len(errors) == 1 and not has_names
-        return expecting(node.body, errors[0]) if plain else ([], [], "")
+        is_plain_order = len(node.items) == 1 and not has_names
+        return expecting(node.body, *orders[0]) if is_plain_order else ([], [], "")
     value = getattr(node, "value", None)
     name = getattr(getattr(value, "func", None), "attr", "")
     arguments = getattr(value, "args", [])
@@ -242,7 +245,7 @@ def checked(node: Any) -> tuple[list[Any], list[str], str]:
     if name in ("assertRaises", "assertRaisesRegex") and len(arguments) > 1:
         rest = arguments[1 if name == "assertRaises" else 2 :]
         call = ast.Call(rest[0], rest[1:], value.keywords)
-        return expecting([ast.Expr(call)], arguments[0])
+        return expecting([ast.Expr(call)], *raises_of(value)[0])
     template = ASSERTIONS.get(name)
     if template is None or len(arguments) < template.count("%s"):
         return [], [], ""
@@ -273,21 +276,35 @@ ASSERTIONS = {
 """unittest's methods as expressions."""
 
 
-def raises_of(node: Any) -> list[Any]:
-    """Return the error that ``raises(E)`` or ``assertRaises(E)`` expects, as an expression."""
+def raises_of(node: Any) -> list[tuple[Any, Any]]:
+    """Return the error that ``raises(E)`` or ``assertRaises(E)`` expects, and its pattern or None.
+
+    Both are expressions.
+    """
     name = getattr(getattr(node, "func", None), "attr", "")
     name = name or getattr(getattr(node, "func", None), "id", "")
-    known = name in ("raises", "assertRaises", "assertRaisesRegex") and node.args
-    return [node.args[0]] if known else []
+    if name not in ("raises", "assertRaises", "assertRaisesRegex") or not node.args:
+        return []
+    patterns = [one.value for one in node.keywords if one.arg == "match"]
+    patterns += node.args[1:2] if name == "assertRaisesRegex" else []
+    return [(node.args[0], patterns[0] if patterns else None)]
 
 
-def expecting(body: list[Any], error: Any) -> tuple[list[Any], list[str], str]:
+def expecting(body: list[Any], error: Any, pattern: Any) -> tuple[list[Any], list[str], str]:
     """Return statements that fail unless others raise an error, their expression, and the error."""
     failed = ast.parse("raise AssertionError('it raises nothing')").body
-    handler = ast.ExceptHandler(error, None, [ast.Pass()])
+    told = f"`{ast.unparse(error)}`"
+    first: list[Any] = []
+    handled: list[Any] = [ast.Pass()]
+    if pattern is not None:
+        told += f" with a message that matches `{ast.unparse(pattern)}`"
+        first = ast.parse("import re").body
+        again = f"if not re.search({ast.unparse(pattern)}, str(error)):\n    raise"
+        handled = ast.parse(again).body
+    handler = ast.ExceptHandler(error, "error" if first else None, handled)
     values = [ast.unparse(node.value) for node in body if isinstance(node, (ast.Expr, ast.Assign))]
-    check = [ast.fix_missing_locations(ast.Try(body, [handler], failed, []))]
-    return check, values if len(body) == 1 else [], ast.unparse(error)
+    check = [*first, ast.fix_missing_locations(ast.Try(body, [handler], failed, []))]
+    return check, values if len(body) == 1 else [], told
 
 
 def values_of(test: Any) -> list[str]:
@@ -318,9 +335,11 @@ def binds(node: Any) -> set[str]:
     """Return the names that a statement gives values."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return {node.name}
+    if isinstance(node, ast.Try):
+        return {handler.name for handler in node.handlers if handler.name}
     if is_import(node):
         return {(a.asname or a.name).split(".")[0] for a in node.names}
-    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.With)):
         names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
         return {n.id for n in names if isinstance(n.ctx, ast.Store)}
     return set()
@@ -332,7 +351,9 @@ def changes(node: Any, needed: set[str]) -> bool:
     if isinstance(node, (ast.Assign, ast.AugAssign)):
         target = (node.targets if isinstance(node, ast.Assign) else [node.target])[0]
     if isinstance(target, ast.Call) and isinstance(target.func, ast.Name):
-        read = {n.id for one in target.args for n in ast.walk(one) if isinstance(n, ast.Name)}
+        inside = [n for one in target.args for n in ast.walk(one)]
+        called = {id(n.func) for n in inside if isinstance(n, ast.Call)}
+        read = {n.id for n in inside if isinstance(n, ast.Name) and id(n) not in called}
         return bool(read & needed)
     while isinstance(target, (ast.Call, ast.Attribute, ast.Subscript)):
         target = target.func if isinstance(target, ast.Call) else target.value

@@ -206,9 +206,6 @@ def watcher(guard: Any, failed: set[str]) -> Any:
         for item in session.items:
             expect_item(guard, item)
 
-    def pytest_runtest_logstart(nodeid: str) -> None:
-        guard.compare()
-
     def pytest_runtest_call(item: Any) -> Any:
         expect_item(guard, item)
         expect_plugins(guard, item.config.pluginmanager)
@@ -218,7 +215,7 @@ def watcher(guard: Any, failed: set[str]) -> Any:
         expect_item(guard, item)
 
     pytest.hookimpl(hookwrapper=True, tryfirst=True)(pytest_runtest_call)
-    return Hooks(pytest_collection_finish, pytest_runtest_logstart, pytest_runtest_call)
+    return Hooks(pytest_collection_finish, pytest_runtest_call)
 
 
 def expect_item(guard: Any, item: Any) -> None:

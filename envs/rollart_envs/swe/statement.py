@@ -46,7 +46,7 @@ class Shown:
         text = ["```python", *self.script.text.splitlines(), "```", ""]
         text += [told, "", "```", *self.actual.splitlines(), "```", ""]
         if self.value and self.script.raises:
-            return [*text, f"It should raise `{self.script.raises}`.", ""]
+            return [*text, f"It should raise {self.script.raises}.", ""]
         if not self.expected:
             return [*text, "It should end without an error.", ""]
         return [*text, "It should give:", "", "```", *self.expected.splitlines(), "```", ""]

@@ -77,7 +77,8 @@ class Script:
     values: tuple[str, ...] = ()
     """Expressions whose value shows what is wrong, the one with the most details first."""
     raises: str = ""
-    """The error that the first expression has to raise; empty if it has to have a value."""
+    """The error that the first expression has to raise, in Markdown; empty if it has to have a
+    value."""
 
     @property
     def text(self) -> str:

@@ -341,6 +341,20 @@ class TestA(unittest.TestCase):
     def test_error(self):
         number = int("four")
 
+    def test_message(self):
+        with self.assertRaisesRegex(ValueError, "f..r"):
+            int("five")
+
+    def test_with(self):
+        with open(__file__) as file:
+            file.read("all")
+
+    def test_nested(self):
+        def twice_is(x, y):
+            assert 2 * x == y
+        twice_is(abs(2), 4)
+        twice_is(abs(3), 5)
+
     def test_object(self):
         self.assertEqual(len(str(self.other)), 8)
 
@@ -385,12 +399,19 @@ def test_a_failing_test_becomes_a_script_with_all_that_it_needs(tmp_path: Path) 
     assert scripts["test_raises"]["check"].startswith("try:\n    helper(2)\nexcept ValueError:")
     assert (scripts["test_raises"]["values"], scripts["test_raises"]["raises"]) == (
         ["helper(2)"],
-        "ValueError",
+        "`ValueError`",
     )
     static = scripts["test_static"]
     assert static["setup"] == "def twice(x):\n    return 2 * x"
     assert static["check"] == "assert list(map(twice, [4])) == [twice(5)]"
     assert scripts["test_error"]["values"] == ["int('four')"]
+    message = scripts["test_message"]
+    assert message["raises"] == "`ValueError` with a message that matches `'f..r'`"
+    assert scripts["test_with"]["setup"] == "__file__ = 'test_repeated.py'"
+    assert "twice_is(abs(2), 4)" not in scripts["test_nested"]["setup"]
+    for name, error in (("message", ValueError), ("nested", AssertionError)):
+        with pytest.raises(error):
+            exec(scripts[f"test_{name}"]["setup"] + "\n" + scripts[f"test_{name}"]["check"], {})
     assert scripts["test_object"] == {}  # no script can have its object
     loop = scripts["test_loop[1]"]["setup"]
     assert "n = 1" in loop
@@ -432,10 +453,15 @@ def shown(number: int) -> Shown:
         (
             ("1", "True"),
             ("", ""),
-            "OSError",
+            "`OSError`",
             "`f()` gives:\n\n```\n1\n```\n\nIt should raise `OSError`.",
         ),
-        (("", ""), ("", ""), "OSError", "`f()` fails with:\n\n```\nE: no\n```\n\nIt should raise"),
+        (
+            ("", ""),
+            ("", ""),
+            "`OSError`",
+            "`f()` fails with:\n\n```\nE: no\n```\n\nIt should raise",
+        ),
     ],
 )
 def test_what_a_script_shows(
