@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from rollart_bench.chaos_victims import MARK_VARIABLE, with_variable
 from rollart_core.errors import RollartError
+from rollart_plugins.engines.server_process import free_port
 
 NODE_VARIABLE = "ROLLART_CHAOS_NODE"
 """A variable in the environment of every process of one node."""
@@ -173,11 +173,3 @@ class LocalCluster:
                 cwd=self.folder,
             )
         self.commands[name], self.processes[name] = arguments, process
-
-
-def free_port() -> int:
-    """Return a free port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rollart_bench.chaos_cluster import LocalCluster, free_port
+from rollart_bench.chaos_cluster import LocalCluster
 from rollart_bench.chaos_run import NODE, AttackedRun, Kill, planned
 from rollart_bench.chaos_victims import Watched
 from rollart_bench.learn import EXAMPLES, example
@@ -48,6 +48,7 @@ from rollart_core.config.load import dump_yaml, read_yaml
 from rollart_core.errors import RollartError, UserError
 from rollart_core.plugins import registry
 from rollart_core.store.audit import AuditReport, audit
+from rollart_plugins.engines.server_process import free_port
 from rollart_ray.local import variables
 
 TAKES: Final = ("case", "cases", "config", "steps", "seed", "limit_s", "mixture", "only", "short")

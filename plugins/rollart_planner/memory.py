@@ -20,7 +20,8 @@
         with ``runtime.colocate`` what the sleeping engine keeps; with LoRA of A parameters in
         place of gradients and moments 4 A / N and 8 A / N
     the host memory of a machine whose ranks have devices, with ``runtime.colocate`` a copy of
-    weights and moments (and so of the reference), and the larger of
+    weights and moments (and so of the reference), with ``weights: collective`` W for each version
+    that is kept there, and the larger of
         loading  4 P for a single rank; several ranks each read their shards row by row: at most
         their rows of the largest tensor, the embedding, 4 V h / N
         exporting  b P, on the machine of rank 0
@@ -248,6 +249,7 @@ def machine_verdict(
     *,
     on_host: bool = False,
     offloaded_bytes: float = 0.0,
+    num_versions: int = 0,
 ) -> MemoryVerdict | None:
     """Return whether a machine's host memory holds the data of its ranks; None if unknown.
 
@@ -257,6 +259,7 @@ def machine_verdict(
         num_ranks: The number of ranks.
         on_host: Whether ranks also keep their shards there, because their devices have no memory.
         offloaded_bytes: Bytes of each rank's host copies (``runtime.colocate``).
+        num_versions: Versions of the weights that the trainer keeps there.
     """
     if not pool.host_memory_bytes:
         return None
@@ -264,6 +267,8 @@ def machine_verdict(
     needed, have = _host_bytes(model, num_ranks, there, on_host), float(pool.host_memory_bytes)
     if offloaded_bytes:
         needed["offloaded trainer"] = there * offloaded_bytes
+    if num_versions:
+        needed["published versions"] = float(num_versions * model.weight_bytes)
     count, total = -(-num_ranks // there), sum(needed.values())
     if total <= have:
         return MemoryVerdict("machine", pool.name, count, needed, have)
@@ -361,6 +366,7 @@ def verdicts(
         demand.num_trainer_ranks,
         on_host=on_host,
         offloaded_bytes=_offloaded_bytes(rank_bytes(model, numbers)) * demand.colocates,
+        num_versions=demand.host_copies,
     )
     found += [machine] if machine is not None else []
     for name, num in _engines(run, placement).items():

@@ -9,7 +9,8 @@
     swap     from device to device: 2 W / t of memory traffic; in /dev/shm: W / t over the host's
              link, all devices at the same time
     trainer  max(gather, send), and the first bucket of the shorter one: the gather of a bucket
-             overlaps the send of the one before
+             overlaps the send of the one before. With copies in the host memory of rank 0's machine
+             W over the host's link in place of send, which goes on in the background
     stall    the swap; from device to device also the send, because the engine receives into itself
 
 The limits of a batch of B trajectories, of which the longest takes ``longest`` times the mean, with
@@ -72,12 +73,13 @@ def version_time(
         ),
         default=0.0,
     )
-    first = min(gather_s, send_s) * min(1.0, BUCKET_BYTES / size)
+    own_s = _over(size, trainer.host_bytes_per_s) if demand.host_copies else send_s
+    first = min(gather_s, own_s) * min(1.0, BUCKET_BYTES / size)
     return VersionTime(
         gather_s=gather_s,
         send_s=send_s,
         swap_s=swap_s,
-        trainer_s=max(gather_s, send_s) + first,
+        trainer_s=max(gather_s, own_s) + first,
         stall_s=swap_s if copies else send_s + swap_s,
     )
 

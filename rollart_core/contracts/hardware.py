@@ -176,6 +176,8 @@ class Demand:
     shm_copies: int = 0
     """Versions of the weights that are kept in ``/dev/shm`` of a machine. 0: weights are sent from
     device to device."""
+    host_copies: int = 0
+    """Versions that the trainer copies to its host memory and sends from there meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +191,8 @@ class VersionTime:
     swap_s: float
     """Loading the weights into the engines' parameters."""
     trainer_s: float
-    """The trainer publishes and cannot train: the longer of ``gather_s`` and ``send_s``, and the
-    first bucket of the other."""
+    """The trainer publishes and cannot train: the longer of ``gather_s`` and ``send_s`` (or of the
+    copy to host memory), and the first bucket of the other."""
     stall_s: float
     """Engines cannot generate: the swap, and also the transfer if it is from device to device."""
 

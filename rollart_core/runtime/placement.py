@@ -75,6 +75,7 @@ def demand_of(run: ResolvedRun | Resolution, model: ModelShape | None = None) ->
         max_staleness=run.config.staleness_bound,
         longest=max((_longest(run, env, loads[env.name]) for env in run.envs), default=1.0),
         shm_copies=_shm_copies(run),
+        host_copies=_host_copies(run),
         colocates=colocates(run.config),
         num_trained_params=_num_adapter_params(run, model),
     )
@@ -150,6 +151,14 @@ def colocation_fault(run: ResolvedRun, device_bytes: float) -> str | None:
         f"one row of {longest} tokens), but has {device_bytes / 1e9:.3g} GB: add lora, lower "
         "rollout.max_context_tokens, or use a smaller model or more GPUs (num_trainer_ranks)"
     )
+
+
+def _host_copies(run: ResolvedRun | Resolution) -> int:
+    """Return the versions of the weights that a network channel keeps in the trainer's memory."""
+    found = run if isinstance(run, ResolvedRun) else run.run
+    if found is None or found.weights.spec.reach != "network":
+        return 0
+    return int(found.weights.options.get("keep", 2))
 
 
 def _shm_copies(run: ResolvedRun | Resolution) -> int:

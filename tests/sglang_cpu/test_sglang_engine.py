@@ -14,6 +14,7 @@ from support.engine_servers import (
     MAX_TOKENS,
     Versions,
     begun,
+    broadcast_with_a_death,
     channel_of,
     check_spans,
     make_model,
@@ -93,65 +94,11 @@ def test_weights_come_by_each_transport_and_every_token_is_of_the_version_its_sp
 def test_servers_receive_one_broadcast_and_one_that_dies_in_it_costs_the_other_nothing(
     model, tmp_path
 ):
-    versions = Versions(model, 4, same_kv=False)
     launched = {"command": command(), "server_args": SERVER_ARGS}
-    options = {"bucket_bytes": 200_000, "gather_s": scaled(60)}
-
-    async def check_version(engine, version):
-        turn = await engine.generate(request(0))
-        assert [span.policy_version for span in turn.spans] == [version]
-        assert versions.off(list(request(0).token_ids), turn, 0.8) < EXACT
-
-    async def main():
-        writer = CollectiveChannel(str(tmp_path), keep=10, **options)
-        ends = [CollectiveChannel(str(tmp_path), **options) for _ in range(2)]
-        engines = [
-            SGLangEngine(
-                model_path=model,
-                device="cpu",
-                max_context_tokens=MAX_TOKENS,
-                channel=end,
-                engine_index=i,
-                **launched,
-            )
-            for i, end in enumerate(ends)
-        ]
-        first, second = engines
-        try:
-            await asyncio.gather(*(engine.start() for engine in engines))
-            for v in (1, 2):
-                writer.publish(v, versions.weights[v].items())
-                assert [end.newest() for end in ends] == [v, v]  # both are connected
-                await asyncio.gather(*(engine.load_weights(v) for engine in engines))
-                for engine in engines:
-                    await check_version(engine, v)
-            assert first._transport._group == second._transport._group
-            assert [end.moved_bytes for end in ends] == [0, 0]
-
-            post, num_posts = second._client.post, 0
-
-            async def dies_in_the_third_bucket(path, body=None, **more):
-                nonlocal num_posts
-                num_posts += path == dialect.UPDATE_FROM_DISTRIBUTED
-                if num_posts == 3:
-                    os.killpg(second._process.pid, signal.SIGKILL)
-                return await post(path, body, **more)
-
-            second._client.post = dies_in_the_third_bucket
-            writer.publish(3, versions.weights[3].items())
-            assert [end.newest() for end in ends] == [3, 3]
-            swap, lost = await asyncio.gather(
-                *(engine.load_weights(3) for engine in engines), return_exceptions=True
-            )
-            assert isinstance(lost, EngineDied)
-            assert swap.policy_version == 3
-            assert 0 < ends[0].moved_bytes < swap.num_bytes  # the rest came in requests
-            await check_version(first, 3)
-        finally:
-            await asyncio.gather(*(engine.close() for engine in engines))
-            writer.close()
-
-    asyncio.run(main())
+    received, num_bytes = asyncio.run(
+        broadcast_with_a_death(SGLangEngine, launched, model, tmp_path)
+    )
+    assert 0 < received < num_bytes  # the rest came in requests
 
 
 def test_requests_end_when_they_are_aborted_or_cancelled(url, model, monkeypatch):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import signal
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +15,11 @@ import numpy as np
 import pytest
 
 from rollart_core.contracts.inference import GenerateRequest, GenerateResult, InferenceEngine
+from rollart_core.errors import EngineDied
+from rollart_plugins.weights.collective import CollectiveChannel
+from rollart_plugins.weights.in_server.rollart_group import BroadcastGroup
 from rollart_plugins.weights.shared_memory import SharedMemoryChannel
+from support.pace import scaled
 
 if TYPE_CHECKING:
     import torch
@@ -198,3 +204,70 @@ def recorded(monkeypatch: pytest.MonkeyPatch, engine: InferenceEngine) -> list[t
 
     monkeypatch.setattr(engine._client, "post", recording)
     return asked
+
+
+async def broadcast_with_a_death(
+    make: Callable[..., Any], launched: dict[str, Any], model: str, folder: Path
+) -> tuple[int, int]:
+    """Broadcast to two servers; in the third version's third bucket, one of them dies.
+
+    Args:
+        make: The class of the engine.
+        launched: Options with which it launches its server.
+        model: Folder of the model.
+        folder: Folder of the weight channel.
+
+    Returns:
+        How many bytes the other engine's process received then, and the size of the weights.
+    """
+    versions = Versions(model, 4, same_kv=False)
+    options = {"bucket_bytes": 200_000, "gather_s": scaled(60)}
+    writer = CollectiveChannel(str(folder), keep=10, **options)
+    ends = [CollectiveChannel(str(folder), **options) for _ in range(2)]
+    settings = {"model_path": model, "device": "cpu", "max_context_tokens": MAX_TOKENS}
+    engines = [
+        make(channel=end, engine_index=i, **settings, **launched) for i, end in enumerate(ends)
+    ]
+    first, second = engines
+
+    async def check_version(engine: Any, version: int) -> None:
+        turn = await engine.generate(request(0))
+        assert [span.policy_version for span in turn.spans] == [version]
+        assert versions.off(list(request(0).token_ids), turn, 0.8) < EXACT
+
+    broadcast, blocks = BroadcastGroup.broadcast, itertools.count(1)
+
+    def kills_in_the_third(group: BroadcastGroup, block: torch.Tensor) -> None:
+        if next(blocks) == 3:
+            os.killpg(second._process.pid, signal.SIGKILL)
+        broadcast(group, block)
+
+    try:
+        await asyncio.gather(*(engine.start() for engine in engines))
+        for v in (1, 2):
+            writer.publish(v, versions.weights[v].items())
+            assert [end.newest() for end in ends] == [v, v]  # both are connected
+            await asyncio.gather(*(engine.load_weights(v) for engine in engines))
+            for engine in engines:
+                await check_version(engine, v)
+        assert [end.moved_bytes for end in ends] == [0, 0]
+        assert writer._hub is not None
+        assert writer._hub._group is not None
+        members, _ = writer._hub._group
+        assert len(members) == 2, "both servers are in one group"
+
+        writer.publish(3, versions.weights[3].items())
+        assert [end.newest() for end in ends] == [3, 3]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BroadcastGroup, "broadcast", kills_in_the_third)
+            swap, lost = await asyncio.gather(
+                *(engine.load_weights(3) for engine in engines), return_exceptions=True
+            )
+        assert next(blocks) > 3
+        assert isinstance(lost, EngineDied)
+        assert swap.policy_version == 3
+        await check_version(first, 3)
+        return ends[0].moved_bytes, swap.num_bytes
+    finally:
+        await asyncio.gather(*(engine.close() for engine in engines))
+        writer.close()

@@ -347,8 +347,10 @@ class ServerEngine(InferenceEngine):
         while not await client.alive(limit_s=self._config.silent_s):
             how = self._process.ended() if self._process else None
             if how is not None:
+                error = self._process.last_error() if self._process else ""
                 raise EngineDied(
-                    f"the {self.server} server ended during its start ({how}); see the log"
+                    f"the {self.server} server ended during its start ({how})"
+                    f"{error and f': {error}'}; see the log"
                 )
             if time.monotonic() - began > self._config.start_s:
                 raise ConfigError(

@@ -10,8 +10,11 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import random
+import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -28,6 +31,13 @@ _OWN_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _TERM_GRACE_S = 3.0
 _GONE_S = 20.0
 _LOOK_S = 0.02
+_PORTS = range(20_000, 32_000)
+"""Below the ports that Linux gives to connections: one of those could be taken until the bind."""
+_TAIL_BYTES = 64 * 2**10
+_ERROR = re.compile(r"\b(?:[A-Za-z_.]*(?:Error|Exception)|error): \S.*(?:\n {2,4}\S.*)?")
+_NO_CAUSE = "root cause"
+"""Part of errors that only report an earlier one."""
+_MAX_ERROR = 300
 
 
 class ServerProcess:
@@ -43,6 +53,7 @@ class ServerProcess:
         self._argv = list(argv)
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
 
     @property
     def pid(self) -> int | None:
@@ -55,6 +66,7 @@ class ServerProcess:
         Raises:
             ConfigError: If the program does not exist.
         """
+        self._log_start = _log_size()
         inherited = {k: v for k, v in os.environ.items() if k not in _OWN_THREADS}
         try:
             self._process = subprocess.Popen(
@@ -75,6 +87,17 @@ class ServerProcess:
         if code < 0:
             return f"signal {signal.Signals(-code).name}"
         return f"exit code {code}"
+
+    def last_error(self) -> str:
+        """Return the last error in what the server printed; "" if stdout is not a file."""
+        size = _log_size()
+        if size <= self._log_start:
+            return ""
+        with open("/proc/self/fd/1", "rb") as log:
+            log.seek(max(self._log_start, size - _TAIL_BYTES))
+            found = _ERROR.findall(log.read().decode(errors="replace"))
+        found = [error for error in found if _NO_CAUSE not in error]
+        return " ".join(found[-1].split())[:_MAX_ERROR] if found else ""
 
     def kill(self) -> None:
         """Kill the server and all its child processes."""
@@ -132,11 +155,21 @@ def command_flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def free_port() -> int:
-    """Return a port that is currently free."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """Return a port of this machine that is free, and that no connection can take."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("", port))
+            return port
+
+
+def _log_size() -> int:
+    """Return the size of the file that is this process's stdout; 0 if it is not a file."""
+    with contextlib.suppress(OSError):
+        found = os.fstat(1)
+        if stat.S_ISREG(found.st_mode) and Path("/proc/self/fd/1").exists():
+            return found.st_size
+    return 0
 
 
 def group_members(group_id: int) -> list[int]:

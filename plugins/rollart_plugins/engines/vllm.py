@@ -1,7 +1,8 @@
 """The vLLM engine: a server process that it launches, or a server that is already running.
 
     generate       /inference/v1/generate: token ids in; token ids, logprobs and weight versions out
-    load_weights   write safetensors -> /pause?mode=keep -> reload_weights -> name them -> /resume
+    load_weights   /pause?mode=keep -> receive a broadcast, or reload_weights from files
+                   -> name the weights -> /resume
 
 Takes: the calls of a :class:`ServerEngine`. Gives: requests of vLLM's protocol.
 Never: drains requests for new weights, or uses a server that cannot tell which weights sampled a
@@ -14,16 +15,18 @@ endpoint requires ``--enable-scale-out``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rollart_core.contracts.inference import FinishReason, GenerateRequest
+from rollart_core.contracts.weights import Broadcast
 from rollart_core.errors import ConfigError, InferenceFailure
 from rollart_core.models.hub_names import model_config
 from rollart_plugins.engines.config import EngineServerConfig, VllmConfig
@@ -32,8 +35,9 @@ from rollart_plugins.engines.server_answers import Answer, Json, odd_answer
 from rollart_plugins.engines.server_checks import ServerFacts, tokenizer_trouble
 from rollart_plugins.engines.server_client import ServerClient, ServerRefusal
 from rollart_plugins.engines.server_engine import ServerEngine, SleepingPart
-from rollart_plugins.engines.server_process import command_flags, launcher
+from rollart_plugins.engines.server_process import command_flags, free_port, launcher
 from rollart_plugins.engines.weight_transport import WeightTransport
+from rollart_plugins.weights import in_server
 
 if TYPE_CHECKING:
     import torch
@@ -51,12 +55,12 @@ POSTED = (ABORT, "/pause", RESUME, RPC, NAME_WEIGHTS)
 ID_PREFIX = "generate-tokens-"
 """vLLM puts it before the ids of requests to :data:`GENERATE`."""
 TESTED = "vLLM 0.32 or newer"
+RECEIVER: Final = "rollart_group.VllmReceiver"
+"""The class for the processes of launched servers, in a file that is on their path."""
 _NO_LOGPROB = -9999.0
 """Sent instead of a logprob that is not finite."""
 _INFO_S = 300.0
 """Maximum time for ``/server_info``, which starts programs to describe the machine."""
-
-_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
 _ADAPTER_ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
@@ -91,6 +95,7 @@ class VllmEngine(ServerEngine):
             "enable_sleep_mode": self._sleeps and not self._is_on_cpu,
             "enable_prompt_tokens_details": True,
             "disable_uvicorn_access_log": True,
+            "worker_extension_cls": RECEIVER,
             **self._adapter_options(),
             **config.server_args,
             "enable_scale_out": True,
@@ -105,7 +110,8 @@ class VllmEngine(ServerEngine):
             devices = {"CUDA_VISIBLE_DEVICES": _visible(first_gpu, config.tp_size)}
         adapters = {} if self._lora is None else _ADAPTER_ENVIRONMENT
         environment = {
-            "PYTHONPATH": "",
+            "PYTHONPATH": str(Path(in_server.__file__).parent),
+            "VLLM_PORT": str(free_port()),  # of its ranks: the first of those that it tries
             **_ENVIRONMENT,
             **adapters,
             **devices,
@@ -248,7 +254,10 @@ class VllmEngine(ServerEngine):
     # Weights
 
     def _new_transport(self, client: ServerClient, seen: ServerFacts) -> WeightTransport:
-        return _FolderTransport(client, self._config.weights_folder, with_head=seen.device == "cpu")
+        config = self._config
+        is_ours = self._process is not None and "worker_extension_cls" not in config.server_args
+        num_ranks = config.tp_size if is_ours else 0
+        return _VllmTransport(client, config, num_ranks, with_head=seen.device == "cpu")
 
     async def _ask_pause(self, client: ServerClient, *, keep_kv: bool) -> None:
         await client.post(PAUSE + ("false" if keep_kv else "true"))
@@ -266,27 +275,37 @@ class VllmEngine(ServerEngine):
         await client.post(RESUME)
 
 
-class _FolderTransport(WeightTransport):
-    """A folder of safetensors files, which the server reads.
+class _VllmTransport(WeightTransport):
+    """The transport that needs the fewest copies.
+
+    broadcast, the channel can broadcast: the server's processes receive from the trainer
+    files, otherwise: the server reads a folder of safetensors files, which are links to those of
+    the channel, or written by this process
 
     Args:
         client: Client of the server.
-        folder: Parent of the folders. None: the temporary folder.
-        with_head: Whether a tied output head is written. On a CPU, vLLM 0.32 keeps a packed copy of
-            the head, which it only replaces if the files contain the head.
+        config: Options of the engine.
+        num_ranks: Processes of the server that can receive; 0 if they lack :data:`RECEIVER`.
+        with_head: Whether the server gets a tied output head; see :func:`with_head`.
     """
 
-    def __init__(self, client: ServerClient, folder: str | None, *, with_head: bool) -> None:
-        self._client, self._parent, self._with_head = client, folder, with_head
+    def __init__(
+        self, client: ServerClient, config: VllmConfig, num_ranks: int, *, with_head: bool
+    ) -> None:
+        self.num_ranks = num_ranks
+        self._client, self._config, self._with_head = client, config, with_head
+        self._parent = config.weights_folder
         self._home: Path | None = None
+        self._is_member = False
 
     def prepare(
         self, tensors: Iterable[tuple[str, torch.Tensor]], files: Sequence[Path] | None = None
     ) -> Path:
         """Write or link the folder; see :meth:`WeightTransport.prepare`."""
         from rollart_plugins.engines.weight_files import folder_beside, link_model
+        from rollart_plugins.weights.in_server.rollart_group import with_head
 
-        given = _with_head(tensors) if self._with_head else tensors
+        given = with_head(tensors) if self._with_head else tensors
         if not files:
             return self._written(given)
         folder = folder_beside(files)
@@ -312,32 +331,58 @@ class _FolderTransport(WeightTransport):
             raise
         return folder
 
-    async def send(self, ready: Path, tag: str, *, keep_kv: bool) -> None:
+    async def send(self, ready: Path | Broadcast, tag: str, *, keep_kv: bool) -> None:
         """See :meth:`WeightTransport.send`; the pause has cleared the cache if it must be."""
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(ready)}}
+        if isinstance(ready, Broadcast):
+            await self._receive(ready)
+        else:
+            await self._reload(ready)
+        await self._client.post(NAME_WEIGHTS, {"new_version": tag})
+
+    async def _reload(self, folder: Path) -> None:
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         try:
             await self._client.post(RPC, body, limit_s=None)
-            await self._client.post(NAME_WEIGHTS, {"new_version": tag})
         finally:
-            await asyncio.to_thread(shutil.rmtree, ready, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _receive(self, broadcast: Broadcast) -> None:
+        """Let the server receive a broadcast; if it fails, all tensors come in files."""
+        place = {
+            "host": broadcast.host,
+            "port": broadcast.port,
+            "group": broadcast.group,
+            "backend": broadcast.backend,
+            "first_rank": broadcast.first_rank,
+            "num_ranks": broadcast.num_ranks,
+            "timeout_s": self._config.update_s,
+        }
+        self._is_member = True
+        try:
+            given = [place, broadcast.buckets, self._with_head]
+            await self._client.post(RPC, {"method": "rollart_receive", "args": given}, limit_s=None)
+        except ServerRefusal:
+            self._is_member = False
+            try:
+                ready = await asyncio.to_thread(self.prepare, broadcast.rest(0))
+            except (LookupError, TimeoutError) as e:
+                raise InferenceFailure(
+                    f"the broadcast failed, and the weights cannot be fetched: {e}",
+                    boundary="load_weights",
+                ) from e
+            await self._reload(ready)
+
+    async def leave(self) -> None:
+        """Remove the server from the group."""
+        if self._is_member:
+            self._is_member = False
+            with contextlib.suppress(InferenceFailure, TimeoutError):
+                await self._client.post(RPC, {"method": "rollart_leave"})
 
     def close(self) -> None:
         """Remove the folders."""
         if self._home is not None:
             shutil.rmtree(self._home, ignore_errors=True)
-
-
-def _with_head(
-    tensors: Iterable[tuple[str, torch.Tensor]],
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield tensors and, if the output head is not among them, the embedding as the head."""
-    embedding, has_head = None, False
-    for name, tensor in tensors:
-        yield name, tensor
-        has_head |= name == _HEAD
-        embedding = tensor if name.endswith(_EMBEDDING) else embedding
-    if embedding is not None and not has_head:
-        yield _HEAD, embedding
 
 
 def generate_body(request: GenerateRequest, rid: str, max_new_tokens: int) -> Json:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from rollart_plugins.weights.group import BroadcastGroup, Membership, open_store
+from rollart_plugins.weights.in_server.rollart_group import BroadcastGroup, Membership, open_store
 from rollart_plugins.weights.tensors import Row
 from rollart_plugins.weights.wire import Message, receive, send, send_block
 

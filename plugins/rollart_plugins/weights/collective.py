@@ -33,7 +33,7 @@ import torch
 from rollart_core.contracts.weights import Broadcast, Publication, WeightChannel
 from rollart_plugins.weights.broker import Block, Hub, HubOptions
 from rollart_plugins.weights.config import BUCKET_BYTES
-from rollart_plugins.weights.group import BroadcastGroup, Membership, open_store
+from rollart_plugins.weights.in_server.rollart_group import BroadcastGroup, Membership, open_store
 from rollart_plugins.weights.tensors import Tensors, blocks, view
 from rollart_plugins.weights.wire import Message, receive, receive_block, send
 

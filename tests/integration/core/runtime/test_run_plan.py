@@ -73,7 +73,9 @@ def test_the_demand_has_the_batch_and_the_weights():
     found = demand_of(other)
     assert (found.max_staleness, found.num_references, found.shm_copies) == (0, 1, 0)
     kept = resolved(**given, weights={"id": "shared-memory", "keep": 3})
-    assert demand_of(kept).shm_copies == 3
+    assert (demand_of(kept).shm_copies, demand_of(kept).host_copies) == (3, 0)
+    sent = demand_of(resolved(**given, weights={"id": "collective", "keep": 3}))
+    assert (sent.shm_copies, sent.host_copies) == (0, 3)
 
 
 class Started:

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.ports import free_port
 
 from rollart_bench import mission
-from rollart_bench.chaos_cluster import free_port
 from rollart_bench.chaos_run import Kill
 from rollart_bench.skip import BenchSkipped
 from rollart_core.config.load import dump_yaml, load_config, load_mapping, read_yaml

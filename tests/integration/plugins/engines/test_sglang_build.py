@@ -49,7 +49,9 @@ def test_a_server_that_ends_over_its_start_or_is_not_there_is_said_in_one_line(t
         await engine.close()
 
     async def main() -> None:
-        await start(EngineDied, r"ended during its start \(exit code 1\)", command=["false"])
+        await start(EngineDied, r"during its start \(exit code 1\); see the log", command=["false"])
+        says = [sys.executable, "-c", "print('ERROR x.py:3] OSError: no room'); exit(2)"]
+        await start(EngineDied, r"\(exit code 2\): OSError: no room; see the log", command=says)
         await start(ConfigError, "'/no/such' cannot be started", command=["/no/such"])
         nobody = {"url": ["http://127.0.0.1:9"], "start_s": 0.1}
         await start(ConfigError, "no SGLang server answers at http://127.0.0.1:9", **nobody)

@@ -17,8 +17,8 @@ import torch
 from support.pace import scaled, wait_until
 from support.weight_ends import TENSORS, assert_equal, assert_holds, elsewhere, end, shifted
 
-from rollart_plugins.weights import group
 from rollart_plugins.weights.collective import ADDRESS_FILE, CollectiveChannel
+from rollart_plugins.weights.in_server import rollart_group as group
 
 LIMIT_S = scaled(30.0)
 """Of all that is alive. Who is connected is waited for as long, and asks in these tests."""

@@ -154,6 +154,8 @@ def test_of_several_ranks_none_loads_the_whole_model_into_its_machine():
     assert (verdict.count, verdict.fits) == (2, True)
     assert verdict.needed == {"exporting": 2 * MIXTURE.num_params}  # 61 GB, on one of them
     whole_files = replace(MIXTURE, bytes_per_value=0.01)
+    more = machine_verdict(MIXTURE, H100, 16, num_versions=2)
+    assert more.needed_bytes - verdict.needed_bytes == 2 * MIXTURE.weight_bytes
     reading = machine_verdict(whole_files, H100, 16)
     assert reading is not None
     assert reading.needed == {"loading": 8 * 4 * 151_936 * 2048 / 16}  # rows of the embedding

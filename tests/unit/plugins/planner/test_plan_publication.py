@@ -41,6 +41,12 @@ def test_weights_from_device_to_device():
     assert found.stall_s == pytest.approx(2.02)
 
 
+def test_a_trainer_with_copies_on_the_host_waits_for_these_and_not_for_the_network():
+    found = time_of(host_copies=2)
+    assert found.trainer_s == pytest.approx(20 / 40 + FIRST * 0.075)
+    assert (found.send_s, found.stall_s) == (pytest.approx(2), pytest.approx(2.02))
+
+
 def test_weights_on_one_machine_take_no_network():
     found = time_of(engines=("train",))
     assert found.send_s == pytest.approx(20 / 200)

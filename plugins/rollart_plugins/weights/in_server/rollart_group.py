@@ -1,7 +1,8 @@
-"""A separate process group for one set of members: the trainer and some engines.
+"""A separate process group for one set of members: the trainer and engines or vLLM's processes.
 
 Takes: a store, the members, a timeout. Gives: broadcasts from rank 0. Never: uses the default
-process group (the trainer's ranks have their own), or waits longer than the timeout.
+process group (the trainer's ranks have their own), waits longer than the timeout, or imports
+anything except torch: vLLM imports this file alone (:class:`VllmReceiver`).
 
 A group is never repaired. After any failure it is aborted, and the next set gets a new group.
 """
@@ -11,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
+from math import prod
 from typing import Any
 
 import torch
@@ -23,6 +26,8 @@ dist: Any = torch.distributed  # its exports are not typed
 
 _ON_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """Each NCCL group reads it once. 2: abort the communicators only, not the process."""
+
+_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +155,92 @@ def _only_aborts() -> Iterator[None]:
             del os.environ[_ON_ERROR]
         else:
             os.environ[_ON_ERROR] = before
+
+
+class VllmReceiver:
+    """Methods for the processes of a vLLM server (``--worker-extension-cls``).
+
+    vLLM calls them with ``/collective_rpc``, and adds them to its own class of workers.
+    """
+
+    rank: int
+    """Rank among the server's processes."""
+    rollart_group: BroadcastGroup | None = None
+
+    def rollart_receive(
+        self,
+        place: Mapping[str, Any],
+        buckets: Sequence[Sequence[Sequence[Any]]],
+        with_tied_head: bool,
+    ) -> None:
+        """Receive a broadcast, and load its tensors.
+
+        Args:
+            place: ``host`` and ``port`` of the store, ``group``, ``backend``, ``first_rank`` and
+                ``num_ranks`` of a broadcast, and ``timeout_s``.
+            buckets: Name, dtype and shape of the tensors in each block.
+            with_tied_head: See :func:`with_head`.
+
+        Raises:
+            RuntimeError: If a member ends or is too slow.
+        """
+        member = Membership(place["group"], place["first_rank"] + self.rank, place["num_ranks"])
+        try:
+            group = self.rollart_group
+            if group is None or group.member != member:
+                self.rollart_leave()
+                group = self.rollart_group = _joined(place, member)
+            tensors = _received(group, buckets)
+            worker: Any = self
+            worker.reload_weights(
+                weights_iterator=with_head(tensors) if with_tied_head else tensors
+            )
+        except BaseException:
+            self.rollart_leave()
+            raise
+
+    def rollart_leave(self) -> None:
+        """Leave the group."""
+        group, self.rollart_group = self.rollart_group, None
+        if group is not None:
+            group.abandon()
+
+
+def _joined(place: Mapping[str, Any], member: Membership) -> BroadcastGroup:
+    host, port, timeout_s = place["host"], place["port"], place["timeout_s"]
+    store, _ = open_store(host, port, timeout_s)
+    with socket.create_connection((host, port), timeout_s) as connection:
+        mine = connection.getsockname()[0]
+    return BroadcastGroup(store, member, place["backend"], mine, timeout_s)
+
+
+def _received(
+    group: BroadcastGroup, buckets: Sequence[Sequence[Sequence[Any]]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for bucket in buckets:
+        ends = list(accumulate(prod(shape) * _dtype(name).itemsize for _, name, shape in bucket))
+        block = torch.empty(ends[-1], dtype=torch.uint8, device=group.device)
+        group.broadcast(block)
+        for (name, dtype, shape), start, end in zip(bucket, [0, *ends], ends, strict=False):
+            yield name, block[start:end].view(_dtype(dtype)).view(shape)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def with_head(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors and, if the output head is not among them, the embedding as the head.
+
+    On a CPU, vLLM 0.32 keeps a packed copy of a tied head, which it only replaces if it gets one.
+    """
+    embedding, has_head = None, False
+    for name, tensor in tensors:
+        yield name, tensor
+        has_head |= name == _HEAD
+        embedding = tensor if name.endswith(_EMBEDDING) else embedding
+    if embedding is not None and not has_head:
+        yield _HEAD, embedding
