@@ -15,7 +15,7 @@ from rollart_envs.swe.function_task import FunctionTask, candidate_of
 _PIECE = r"\w+|[-+*/%<>=!]+"
 _TOKEN = re.compile(rf"({_PIECE})")
 """A name, a keyword, a number or an operator."""
-_EDIT = re.compile(rf"(\d{{1,6}}) ({_PIECE}) -> ({_PIECE})")
+_EDIT = re.compile(rf"(\d{{1,6}}) ({_PIECE}) to ({_PIECE})")
 
 
 class AnswerForm(Protocol):
@@ -55,13 +55,13 @@ class WholeFunction:
 
 @dataclass(frozen=True, slots=True)
 class OneToken:
-    """The answer replaces one token: ``4 > -> >=`` is line 4, from 1, with ``>=`` for ``>``.
+    """The answer replaces one token: ``4 > to >=`` is line 4, from 1, with ``>=`` for ``>``.
 
     An answer of a few tokens lets small models learn which token is wrong, instead of how to copy a
     function. The line must have the old token exactly once.
     """
 
-    ask: ClassVar[str] = "Answer: LINE OLD -> NEW.\n"
+    ask: ClassVar[str] = "Answer: LINE OLD to NEW.\n"
 
     def statement(self, task: FunctionTask) -> str:
         """Return the purpose, the numbered lines, and the call that shows the bug."""
@@ -84,15 +84,21 @@ class OneToken:
         return "\n".join(lines) + "\n"
 
     def answer(self, task: FunctionTask, code: str) -> str:
-        """Return the replacement; empty if no single replacement gives the function."""
+        """Return the replacement; empty if no single replacement gives the function.
+
+        An operator at the end has the space that follows it in code, so that small tokenizers have
+        one token for both.
+        """
         pairs = enumerate(zip(_lines(task.buggy_code), _lines(code), strict=False), 1)
         changed = [(number, old, new) for number, (old, new) in pairs if old != new]
         if len(changed) != 1:
             return ""
         number, old, new = changed[0]
         tokens = zip(_TOKEN.split(old), _TOKEN.split(new), strict=False)
-        differ = [f"{number} {a} -> {b}" for a, b in tokens if a != b]
-        return differ[0] if differ and self.candidate(task, differ[0]) == code else ""
+        differ = [f"{number} {a} to {b}" for a, b in tokens if a != b]
+        if not differ or self.candidate(task, differ[0]) != code:
+            return ""
+        return differ[0] if differ[0][-1].isalnum() else f"{differ[0]} "
 
 
 WHOLE_FUNCTION = WholeFunction()

@@ -142,7 +142,7 @@ def test_answers_to_a_generated_task_are_judged_in_a_sandbox(walled):
         env.reset(options={"task": 0, "split": "test"})
         assert env.sandbox is None
         start = env.task.buggy_code.split("\n")[1].split()[2]
-        wrong, reward, over, *_ = env.step(f"2 {start} -> undefined")
+        wrong, reward, over, *_ = env.step(f"2 {start} to undefined")
         assert (reward, over) == (0.0, False)
         assert "NameError was raised. Attempts left: 1." in wrong
         assert env.sandbox is None

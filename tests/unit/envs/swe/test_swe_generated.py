@@ -110,19 +110,19 @@ TASK = FunctionTask(
 @pytest.mark.parametrize(
     ("answer", "line"),
     [
-        ("4 > -> >=", "        if n >= k:  # n at least k"),
-        (" 4 n -> k\n", "        if k > k:  # n at least k"),
-        ("5 - -> *", "            total += n * n"),
-        ("5 += -> -=", "            total -= n - n"),
-        ("2 0 -> 1", "    total = 1"),
-        ("5 n -> k", None),  # twice in the line
-        ("4 least -> most", None),  # only in the comment
-        ("5 + -> -", None),  # not a token of the line
+        ("4 > to >=", "        if n >= k:  # n at least k"),
+        (" 4 n to k\n", "        if k > k:  # n at least k"),
+        ("5 - to *", "            total += n * n"),
+        ("5 += to -=", "            total -= n - n"),
+        ("2 0 to 1", "    total = 1"),
+        ("5 n to k", None),  # twice in the line
+        ("4 least to most", None),  # only in the comment
+        ("5 + to -", None),  # not a token of the line
         ("4 > >=", None),
-        ("0 def -> x", None),
-        ("7 > -> >=", None),
-        ("4 > -> > =", None),
-        ("4 > -> >=\n2 0 -> 1", None),
+        ("0 def to x", None),
+        ("7 > to >=", None),
+        ("4 > to > =", None),
+        ("4 > to >=\n2 0 to 1", None),
         ("", None),
     ],
 )
@@ -150,7 +150,7 @@ def test_the_prompt_has_numbered_lines_and_the_call_that_fails() -> None:
 def wrong(env: FunctionRepairEnv) -> str:
     """Return an answer that gives a function with wrong results: another start value."""
     start = env.task.buggy_code.split("\n")[1].split()[2]
-    return f"2 {start} -> 987"
+    return f"2 {start} to 987"
 
 
 def test_answers_whose_verdict_is_known_need_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_answers_whose_verdict_is_known_need_no_sandbox(monkeypatch: pytest.Monk
         assert (reward, over) == (0.0, True)
         assert "names no token" in observation
         env.reset(options={"task": 0, "split": "test"})
-        assert "it is not valid Python" in env.step("1 def -> return")[0]
+        assert "it is not valid Python" in env.step("1 def to return")[0]
         env.reset(options={"task": 0, "split": "test"})
         with pytest.raises(AssertionError, match="a sandbox was opened"):
             env.step(wrong(env))
