@@ -57,11 +57,23 @@ def _sglang(machine: Machine, channel: Callable[..., WeightChannel]) -> Iterator
     yield from _figures(machine, SGLangEngine, channel, options)
 
 
-def vllm(machine: Machine) -> Iterator[Figure]:
+def vllm_files(machine: Machine) -> Iterator[Figure]:
     """vLLM: the same, weights as files."""
+    from rollart_plugins.weights.shared_memory import SharedMemoryChannel
+
+    yield from _vllm(machine, SharedMemoryChannel)
+
+
+def vllm_broadcast(machine: Machine) -> Iterator[Figure]:
+    """The same, weights by the trainer's broadcast, with gloo."""
+    from rollart_plugins.weights.collective import CollectiveChannel
+
+    yield from _vllm(machine, CollectiveChannel)
+
+
+def _vllm(machine: Machine, channel: Callable[..., WeightChannel]) -> Iterator[Figure]:
     command = launch_command("VLLM", "vllm", "vllm.entrypoints.cli.main", "serve")
     from rollart_plugins.engines.vllm import VllmEngine
-    from rollart_plugins.weights.shared_memory import SharedMemoryChannel
 
     options = {
         "command": command,
@@ -70,7 +82,7 @@ def vllm(machine: Machine) -> Iterator[Figure]:
             cuda={}, cpu={"num_gpu_blocks_override": 256, "max_num_seqs": 32}
         ),
     }
-    yield from _figures(machine, VllmEngine, SharedMemoryChannel, options)
+    yield from _figures(machine, VllmEngine, channel, options)
 
 
 def _figures(
@@ -221,7 +233,8 @@ def _sample(prompt: Sequence[int], answer: GenerateResult) -> Sample:
 
 CASES: dict[Case, float] = {
     sglang_files: 240,
-    vllm: 240,
+    vllm_files: 240,
     sglang_broadcast: 240,
+    vllm_broadcast: 240,
 }
 """Case -> its time limit in seconds. On a slow machine, the limit of the part ends first."""
