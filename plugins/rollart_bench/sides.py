@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,30 @@ def in_fresh_process(function: str, argument: Mapping[str, object]) -> dict[str,
     Raises:
         RollartError: If it failed. Contains the last line that it wrote.
     """
+    return result_of((sys.executable, "-m", __name__, function), argument)
+
+
+def result_of(
+    command: Sequence[str], argument: Mapping[str, object], *, packages: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run a command that takes JSON and the path of a file, into which it writes its result.
+
+    Args:
+        command: The command, without these two arguments.
+        argument: The JSON.
+        packages: Folders from which its packages are imported first.
+
+    Raises:
+        RollartError: If it failed. Contains the last line that it wrote.
+    """
     # Each side sets its own number of threads, whatever this shell's variables are.
     inherited = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    if packages:
+        inherited["PYTHONPATH"] = os.pathsep.join(packages)
     with tempfile.TemporaryDirectory(prefix="rollart-side-") as folder:
         path = Path(folder) / "result.json"
         done = subprocess.run(
-            [sys.executable, "-m", __name__, function, json.dumps(argument), str(path)],
+            [*command, json.dumps(argument), str(path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=inherited,
@@ -51,7 +69,8 @@ def in_fresh_process(function: str, argument: Mapping[str, object]) -> dict[str,
         if done.returncode or not path.exists():
             text = done.stdout.decode(errors="replace")
             said = [line.strip() for line in text.splitlines() if line.strip()]
-            raise RollartError(f"{function} failed: {said[-1] if said else 'it wrote no output'}")
+            failed = said[-1] if said else "it wrote no output"
+            raise RollartError(f"{command[-1]} failed: {failed}")
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return result
 

@@ -31,6 +31,7 @@ from rollart_core.config.load import apply_override
 from rollart_core.config.problems import of_validation
 from rollart_core.config.resolve import ResolvedRun
 from rollart_core.config.run import AsyncRun
+from rollart_core.contracts.env import ALL_TASKS
 from rollart_core.errors import ConfigError, did_you_mean
 from rollart_core.plugins import registry
 from rollart_core.rollout.baseline import BASELINES
@@ -196,7 +197,7 @@ class Suite(Section):
             {
                 "id": env.id,
                 "name": name,
-                "run": {"evaluation_split": env.split or self.split}
+                "run": _splits(env.split or self.split)
                 | ({"max_turns": env.max_turns} if env.max_turns else {}),
                 **env.options,
             }
@@ -204,6 +205,11 @@ class Suite(Section):
         ]
         own = {"name": self.suite, "seed": self.seed, "env": envs}
         return {**self.run, **own, "evaluation": {"greedy": self.greedy}}
+
+
+def _splits(split: str) -> dict[str, str]:
+    """Return the splits of an environment; ``all`` must not overlap with an unused one."""
+    return {"evaluation_split": split} | ({"split": split} if split == ALL_TASKS else {})
 
 
 def read_suite(

@@ -13,6 +13,7 @@ from typing import Any
 
 from rollart_core.config.load import apply_override, dump_yaml, is_suite, read_yaml
 from rollart_core.config.resolve import ResolvedRun
+from rollart_core.contracts.env import ALL_TASKS
 from rollart_core.errors import ConfigError
 from rollart_core.runtime.prepare import prepare_mapping
 from rollart_core.store.resume import BEFORE
@@ -234,6 +235,15 @@ def _remove_validation(mapping: dict[str, Any]) -> None:
             mapping[section] = {k: v for k, v in mapping[section].items() if k not in keys}
 
 
+def _remove_training(mapping: dict[str, Any]) -> None:
+    """Remove other splits if ``all`` is evaluated. An evaluation does not use them."""
+    evaluation, rollout = mapping.get("evaluation"), mapping.setdefault("rollout", {})
+    asked = evaluation.get("split") if isinstance(evaluation, dict) else None
+    if asked == ALL_TASKS and isinstance(rollout, dict):
+        rollout["split"] = asked
+        mapping.pop("warm_start", None)
+
+
 def _resolved(
     mapping: dict[str, Any],
     source: str,
@@ -245,6 +255,7 @@ def _resolved(
     mapping["runs_dir"] = FOLDER
     _remove_validation(mapping)
     keys = [apply_override(mapping, setting) for setting in settings]
+    _remove_training(mapping)
     mapping.setdefault("stop", {"batches": 1})  # required, but has no effect here
     return prepare_mapping(
         mapping, source, keys, trains=False, generates=has_model, makes_folder=makes_folder

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from rollart_core.config.base import PluginRef
 from rollart_core.config.evaluation import SWITCHES
 from rollart_core.config.problems import Problem, of_validation
 from rollart_core.config.run import AsyncRun, RunConfig, SyncRun
-from rollart_core.config.validation.consistency import consistency_problems
-from rollart_core.errors import ConfigError, first_line
+from rollart_core.config.validation.consistency import consistency_problems, entries
+from rollart_core.contracts.env import EnvSpec, RunDefaults
+from rollart_core.errors import ConfigError, UserError, first_line
+from rollart_core.plugins import registry
 from rollart_core.suggestions import no_such_file
 
 RECORD_KEY = "resolved_with"
@@ -99,7 +104,26 @@ def validate(mapping: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem
         config = model.model_validate(mapping)
     except ValidationError as e:
         return None, of_validation(e, model, others)
+    config = _with_run_defaults(config)
     return config, consistency_problems(config)
+
+
+def _with_run_defaults(config: RunConfig) -> RunConfig:
+    """Return the config with the defaults of its environments' specs, where they are larger."""
+    specs = list[EnvSpec]()
+    for ref in entries(config) or (cast("PluginRef", config.env),):
+        if ":" not in ref.id:  # else it has no spec
+            with suppress(UserError):  # reported when it is resolved
+                specs.append(cast("EnvSpec", registry.find("environments", ref.id).spec))
+    sections = {"rollout": config.rollout, "deadlines": config.deadlines}
+    for name, section in sections.items():
+        free = {f.name for f in fields(RunDefaults)} & set(type(section).model_fields)
+        free -= section.model_fields_set
+        most = {k: max(getattr(s.run_defaults, k) for s in specs) for k in free if specs}
+        larger = {k: v for k, v in most.items() if v > getattr(section, k)}
+        sections[name] = section.model_copy(update=larger)
+        sections[name].model_fields_set.difference_update(larger)  # they are still defaults
+    return config.model_copy(update=sections)
 
 
 def read_run_config(path: Path) -> dict[str, Any]:

@@ -234,6 +234,8 @@ def _found(config: RunConfig, one: _Pending, find: PluginFinder) -> ResolvedPlug
         find.note(_with_entry_keys(problem, one))
     if plugin is None:
         return None
+    if plugin.options.get("tools") is True:
+        plugin = replace(plugin, spec=replace(plugin.spec, tools=True))
     problems = _env_problems(config, one, plugin.spec)
     plugin, faults = _boxed(_deadlines(config, one), plugin)
     for problem in [*problems, *(fault.under(*one.key) for fault in faults)]:

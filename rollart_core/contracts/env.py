@@ -16,6 +16,7 @@ Optional methods:
   are similar, such as goals of one product. A split that a run makes never separates them.
 - ``corpus() -> Iterable[str]``: text to train a tokenizer from scratch.
 - ``secrets() -> Sequence[str]``: texts of the current task that the agent must never read.
+- ``typed_action(text) -> str``: the action for a text that a person types in ``rollart play``.
 
 ``info`` may have ``available_actions``, ``reward_components`` (name -> float) and ``success``. The
 ``info`` of ``reset`` may have ``tools``, the tools that the policy may call (see
@@ -69,6 +70,25 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
+class RunDefaults:
+    """Settings that a run with an environment needs.
+
+    Each one replaces a smaller default of the run config, but never a value that the config sets.
+    """
+
+    max_new_tokens: int = 0
+    """For ``rollout.max_new_tokens``."""
+    max_context_tokens: int = 0
+    """For ``rollout.max_context_tokens``."""
+    episode_s: float = 0.0
+    """For ``deadlines.episode_s``."""
+    ticket_s: float = 0.0
+    """For ``deadlines.ticket_s``."""
+    sandbox_ttl_s: float = 0.0
+    """For ``deadlines.sandbox_ttl_s``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     """The resources of one instance."""
 
@@ -103,6 +123,8 @@ class EnvSpec(PluginSpec):
     """The default for ``rollout.max_turns``."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     """Default deadlines of each phase, in seconds."""
+    run_defaults: RunDefaults = field(default_factory=RunDefaults)
+    """Larger defaults for the run config."""
     resources: Resources = field(default_factory=Resources)
     """CPU cores and memory of one instance."""
     sandbox: str | None = None
@@ -115,7 +137,8 @@ class EnvSpec(PluginSpec):
     tools: bool = False
     """Whether it declares tools in ``info["tools"]`` of ``reset``. Its actions are then texts of
     :class:`rollart_core.rollout.tools.action.ToolAction`. For an agent: whether its program sends
-    tools. An unregistered class is a ``ToolEnv`` or has the class attribute ``tools = True``."""
+    tools. The option ``tools: true`` of an environment sets it too. An unregistered class is a
+    ``ToolEnv`` or has the class attribute ``tools = True``."""
     workload: Workload = field(default_factory=Workload)
     """Expected load per turn, until the run has measured values."""
     licence: str = ""

@@ -16,7 +16,6 @@ import pytest
 from aiohttp import web
 from support.marks_reward import MISBEHAVE, Marks, Rank
 from support.pace import scaled
-from support.ports import free_port
 from support.sandbox_types import no_bubblewrap
 
 from rollart_bench.local_lambda import FunctionSettings, LocalLambda
@@ -31,6 +30,7 @@ from rollart_core.contracts.reward import (
 from rollart_core.errors import BackendFailure, DeadlineFailure, RewardFailure
 from rollart_core.plugins import registry
 from rollart_core.plugins.manager import plugins
+from rollart_plugins.engines.server_process import free_port
 from rollart_plugins.serverless import google_function
 from rollart_plugins.serverless.function import RewardFunction
 from rollart_plugins.serverless.serve_command import Listening, serve

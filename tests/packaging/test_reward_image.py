@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 from support.pace import scaled, wait_until
-from support.ports import free_port
 from support.sandbox_types import IMAGE, no_docker
 
 from rollart_core.contracts.reward import RewardRef, RewardRequest
 from rollart_core.errors import ConfigError
 from rollart_core.plugins import registry
+from rollart_plugins.engines.server_process import free_port
 from rollart_plugins.serverless.http_backend import HttpBackend
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]

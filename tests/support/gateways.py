@@ -11,8 +11,11 @@ from dataclasses import replace
 
 import aiohttp
 
+from rollart_core.contracts.reward import RewardResult
 from rollart_core.gateway.gateway import Gateway, GatewaySettings
-from rollart_core.rollout.env_pool import PhaseTimeouts
+from rollart_core.rollout.agent_episode import AgentDependencies
+from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
+from rollart_core.rollout.env_worker import EnvRef, EnvWorker
 from rollart_core.rollout.episode import EpisodeLimits
 from rollart_core.types import Task, Ticket
 from support.chat_templates import TEMPLATES, tokenizer_with
@@ -131,4 +134,30 @@ async def at_gateway(
         ):
             yield gateway, engine, gateway_session, Http(session, gateway_session)
     finally:
+        await gateway.close()
+
+
+async def env_return(request):
+    """Return the reward of the environment."""
+    return RewardResult(request.env_return)
+
+
+@asynccontextmanager
+async def agent_parts(
+    env: EnvRef, engine, limits: EpisodeLimits, *, max_context_tokens: int, score=env_return
+) -> AsyncIterator[AgentDependencies]:
+    """Give the parts of episodes of an agent task: one env worker here, and the real gateway."""
+    settings = GatewaySettings(max_context_tokens=max_context_tokens, seed=1)
+    gateway = Gateway(engine, engine.tokenizer, settings)
+
+    async def start():
+        return LocalWorker(EnvWorker())
+
+    pool = EnvPool(start, num_workers=1)
+    await gateway.start()
+    await pool.start()
+    try:
+        yield AgentDependencies(env, pool, gateway, score, limits)
+    finally:
+        await pool.close()
         await gateway.close()

@@ -77,6 +77,14 @@ def make(
     several: Annotated[
         float, typer.Option(min=0, max=1, help="Share of tasks with more than one bug.")
     ] = 0.2,
+    statements: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="OpenAI-compatible server whose model writes the statements, such as"
+            " http://127.0.0.1:8000/v1. Default: they are made of the tests.",
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Put bugs into a package that its own tests detect; each bug is a task.
@@ -94,6 +102,7 @@ def make(
         _split("--pytest", pytest),
         python,
         Bounds(max_broken, several),
+        statements,
     )
     with _heard() as heard:
         made = finish(make_tasks(order, sandboxes, judge_for(sandboxes, python), heard))

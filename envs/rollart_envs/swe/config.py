@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 from rollart_core.config.base import MOST, Count, PluginRef, PositiveInt, Seconds
 from rollart_core.config.sandbox_options import SandboxedOptions
 from rollart_envs.rows import missing_files
-from rollart_envs.swe.tools import MAX_OUTPUT_CHARS
 
+MAX_OUTPUT_CHARS = 10_000
 _PYTHON = Field(pattern=r"^(/.*)?$")
 
 
@@ -71,8 +71,8 @@ class FunctionAgentConfig(SandboxedOptions):
         return missing_files(tasks=self.tasks)
 
 
-class RepairConfig(SandboxedOptions):
-    """Options of ``swe/Repair-v1``."""
+class RepairOptions(SandboxedOptions):
+    """Options of every environment with repository tasks."""
 
     sandbox: PluginRef = PluginRef.model_validate({"id": "docker", "image": "python:3.11"})
     """The sandbox, by id or alias, with its options (`rollart list sandboxes`). It needs `git`,
@@ -83,18 +83,12 @@ class RepairConfig(SandboxedOptions):
     repos_dir: Path | None = None
     """Folder of git mirrors and unpacked packages, by the `repo` of the rows. Default: `repos` next
     to the task file."""
-    max_turns: PositiveInt = 50
-    """Number of actions after which the repository is judged as if it had been submitted."""
-    command_timeout_s: Seconds = 60.0
-    """Timeout in seconds of one command of the agent."""
     test_timeout_s: Seconds = 1800.0
     """Timeout in seconds of the tests that judge."""
     judge: Literal["strict", "parity"] = "strict"
     """How an expected failure (XFAIL) is judged. `strict`: it passes only if the row's
     `gold_statuses` has it. `parity`: it always passes, as in the SWE-bench harness; a policy can
     then get the reward with `pytest.xfail()`."""
-    max_output_chars: Annotated[int, Field(ge=100, le=MOST)] = MAX_OUTPUT_CHARS
-    """Number of characters of a command's output that are shown: its head and its tail."""
     python: Annotated[str, _PYTHON] = ""
     """Absolute path in the sandbox of the Python that runs the tests, unless the row has one.
     Default: the `python3` on its PATH."""
@@ -105,3 +99,34 @@ class RepairConfig(SandboxedOptions):
         if self.repos_dir is not None and not self.repos_dir.is_dir():
             found["repos_dir"] = f"there is no folder {self.repos_dir}"
         return found
+
+
+class RepairConfig(RepairOptions):
+    """Options of ``swe/Repair-v1``."""
+
+    max_turns: PositiveInt = 50
+    """Number of actions after which the repository is judged as if it had been submitted."""
+    command_timeout_s: Seconds = 60.0
+    """Timeout in seconds of one command of the agent."""
+    max_output_chars: Annotated[int, Field(ge=100, le=MOST)] = MAX_OUTPUT_CHARS
+    """Number of characters of a command's output that are shown: its head and its tail."""
+    shell: Literal["fresh", "persistent"] = "fresh"
+    """Whether each command starts in a fresh shell, or with the folder, variables, functions and
+    shell options that the previous command left. A command that is stopped leaves none of them.
+    Background processes are stopped in both cases."""
+    tools: bool = False
+    """Whether the model acts with function calls (`bash`, `view`, `create`, `str_replace`,
+    `insert`, `undo_edit`, `submit`) instead of fenced blocks."""
+
+
+class RepairAgentConfig(RepairOptions):
+    """Options of ``swe/RepairAgent-v1``."""
+
+    program: tuple[str, ...] = ()
+    """The agent, as a command in the sandbox. Its working folder is the repository. In each word,
+    `{task}` is replaced by the prompt and `{model}` by the model's name. If not set: a small agent
+    that runs shell commands."""
+    program_s: Seconds = 1800.0
+    """Seconds until it is killed. The repository is then judged, and the episode is truncated."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Variables that it gets in addition to `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `OPENAI_MODEL`."""

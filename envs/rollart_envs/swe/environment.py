@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from rollart_core.errors import UserError, first_line
-from rollart_envs.swe.package import keep_only_metadata
+from rollart_envs.swe.package import keep_only_metadata, project_names
 
 _RELEASED: Final = {
     "3.8": "2019-10-14", "3.9": "2020-10-05", "3.10": "2021-10-04", "3.11": "2022-10-24",
@@ -38,7 +38,7 @@ _MANAGED: Final = (
 )
 _SYSTEM: Final = ("/usr", "/opt")
 """Folders that bubblewrap sandboxes have anyway."""
-_NOT_COPIED: Final = frozenset(("test", "idlelib", "__pycache__", "share", "include"))
+_NOT_COPIED: Final = frozenset(("test", "idlelib", "share", "include"))
 _copying = threading.Lock()
 _ASKED: Final = (
     "import json, os, sys; print(json.dumps([sys.version_info[:2], sys.base_prefix,"
@@ -70,6 +70,9 @@ class Interpreter:
                 part = folder / f"{name}.part"
                 shutil.rmtree(part, ignore_errors=True)
                 shutil.copytree(self.home, part, symlinks=True, ignore=_left_out)
+                # Sandboxes cannot write into it: they would compile each module at each start.
+                command = (self.path, "-I", "-m", "compileall", "-q", str(part / "lib"))
+                subprocess.run(command, capture_output=True, check=False)
                 make_readable(part)
                 part.rename(folder / name)
         return {"python": f"{name}/bin/{self.path.name}", "python_home": name}
@@ -79,7 +82,7 @@ def _left_out(folder: str, names: list[str]) -> set[str]:
     """Return the names in a folder of a Python that its copy does not need."""
     if Path(folder).name == "site-packages":
         return set(names)
-    return {name for name in names if name in _NOT_COPIED or name.endswith((".a", ".pyc"))}
+    return {name for name in names if name in _NOT_COPIED or name.endswith(".a")}
 
 
 @cache
@@ -188,8 +191,8 @@ def install_project(
     python: Interpreter,
     before: datetime | None,
     extras: Sequence[str] = (),
-    name: str = "",
-    version: str = "0",
+    name: str,
+    version: str,
 ) -> None:
     """Install requirements, and those of a project, into a folder that is emptied first.
 
@@ -203,7 +206,7 @@ def install_project(
         python: The Python that imports them.
         before: The date after which releases are ignored; None: now.
         extras: Extras of the project.
-        name: Name of the project, for setuptools-scm.
+        name: Name of the repository, for setuptools-scm.
         version: Its version, for setuptools-scm, which finds no history.
 
     Raises:
@@ -213,8 +216,8 @@ def install_project(
     if any((root / file).is_file() for file in ("setup.py", "pyproject.toml")):
         _untag(root / "setup.cfg")
         wanted.insert(0, f"{root}[{','.join(extras)}]" if extras else str(root))
-    variable = re.sub(r"[^A-Za-z0-9]+", "_", name).upper()
-    env = [(f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{variable}", version)] if name else []
+    names = [re.sub(r"-", "_", one).upper() for one in project_names(root, name)]
+    env = [(f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{one}", version) for one in names]
     part = site.with_name(site.name + ".part")
     install(part, wanted, python=python, before=before, env=env)
     for found in list(distributions(path=[str(part)])):

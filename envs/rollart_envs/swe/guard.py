@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import importlib.machinery
 import inspect
 import os
@@ -29,6 +30,7 @@ import time
 import types
 import warnings  # noqa: F401  # must be loaded before its lines are hidden
 from collections.abc import Callable
+from operator import is_, itemgetter
 from typing import Any
 
 _INSPECT = inspect.__file__
@@ -76,6 +78,12 @@ STARTERS_IN = ("multiprocessing", "asyncio", "concurrent")
 """Files and folders of Python that start processes on behalf of their caller."""
 
 
+class _Thread(threading.local):
+    """The state of a thread."""
+
+    busy = False
+
+
 class Guard:
     """The state of the files, and the observed state of the runner."""
 
@@ -100,10 +108,14 @@ class Guard:
             ASSERTION: assertion_of(self.expect_assertion),
         }
         self.runner: dict[Any, Any] = {}
+        self.seen: Seen | None = None
+        self.hooks: Functions | None = None
         self.helpers: dict[Any, Any] = {}
+        self.others: set[str] = set()
+        """Paths of loaded files that are not tests."""
         self.made: dict[int, tuple[types.CodeType, str]] = {}
         self.began = time.time()
-        self._here = threading.local()
+        self._here = _Thread()
         self.present = {
             os.path.join(folder, name)
             for top in self.folders
@@ -115,7 +127,7 @@ class Guard:
     @property
     def busy(self) -> bool:
         """Whether this thread runs the guard's own code."""
-        return bool(getattr(self._here, "busy", False))
+        return self._here.busy
 
     @busy.setter
     def busy(self, busy: bool) -> None:
@@ -157,15 +169,17 @@ class Guard:
 
     def audit(self, event: str, arguments: Any) -> None:
         """Check an operation that Python reports."""
+        if self._here.busy:
+            return
         if event in MADE:
-            if not self.busy and isinstance(arguments[0], types.CodeType):
+            if isinstance(arguments[0], types.CodeType):
                 self.busy = True
                 try:
                     self._take(arguments[0], sys._getframe(1))
                 finally:
                     self.busy = False
             return
-        if self.busy or not event.startswith(EVENTS):
+        if not event.startswith(EVENTS):
             return
         name = arguments[1] if event.startswith("object.") else event
         if event in WRITES:
@@ -430,8 +444,21 @@ class Guard:
         code = self._code_of(value)
         return code is not None and self.origin(code) is not None
 
-    def expect_hook(self, name: str, function: Any) -> None:
-        """Accuse if a pytest hook is from the patch, unless the gold patch has it there too."""
+    def expect_hooks(self, hooks: list[tuple[str, Any]]) -> None:
+        """Accuse if one of pytest's hooks is from the patch, and not in the gold patch too."""
+        inner = [unbound(function) for _, function in hooks]
+        functions = [one for hook in hooks for one in hook] + inner
+        self.busy = True
+        try:
+            if self.hooks is not None and self.hooks.are(functions):
+                return
+            self.hooks = Functions(functions)
+        finally:
+            self.busy = False
+        for name, function in hooks:
+            self._expect_hook(name, function)
+
+    def _expect_hook(self, name: str, function: Any) -> None:
         code = self._code_of(unbound(function))
         path = None if code is None else self.origin(code)
         if path is None or (path in self.own and name in self.base[path] + self.gold):
@@ -499,25 +526,38 @@ class Guard:
         """Record the parts of the runner, before the package is imported."""
         self.busy = True
         self.runner = parts(lambda name: name.split(".")[0] in WATCHED)
+        self.seen = Seen(self.runner)
         self.busy = False
 
     def compare(self) -> None:
         """Accuse if the runner, or a function of the tests, has changed."""
         self.busy = True
         try:
-            now = parts(lambda name: name.split(".")[0] in WATCHED)
-            for key, (value, code) in self.runner.items():
-                found = now.get(key, (None, None))
-                if (found[0] is not value or found[1] is not code) and self._is_foreign(found[0]):
-                    self.accuse(f"{'.'.join(key)} was changed")
+            if self.seen is None or not self.seen.is_same():
+                self._compare_runner()
             self._compare_tests()
         finally:
             self.busy = False
 
+    def _compare_runner(self) -> None:
+        now = parts(lambda name: name.split(".")[0] in WATCHED)
+        for key, (value, code) in self.runner.items():
+            found = now.get(key, (None, None))
+            if (found[0] is not value or found[1] is not code) and self._is_foreign(found[0]):
+                self.accuse(f"{'.'.join(key)} was changed")
+        try:
+            self.seen = Seen({key: now[key] for key in self.runner})
+        except (KeyError, ValueError):
+            self.seen = None  # the next comparison is a whole one too
+
     def _compare_tests(self) -> None:
         for name, module in list(sys.modules.items()):
             path = getattr(module, "__file__", None)
-            if not isinstance(path, str) or not self.is_test(path):
+            if not isinstance(path, str) or path in self.others:
+                continue
+            if not self.is_test(path):
+                if os.path.isabs(path):
+                    self.others.add(path)
                 continue
             for key, value in list(vars(module).items()):
                 if isinstance(value, types.FunctionType):
@@ -651,6 +691,79 @@ def parts(is_wanted: Callable[[str], bool]) -> dict[Any, Any]:
     return found
 
 
+class Functions:
+    """Functions and what they refer to; finds quickly that all are still the same.
+
+    Reading ``__code__`` is an audit event for each function. What they refer to contains the code.
+    The builtins used here are those from before the package is imported.
+    """
+
+    def __init__(self, functions: list[Any]) -> None:
+        self.functions = functions
+        self.referents = gc.get_referents(*functions)
+
+    def are(
+        self,
+        functions: list[Any],
+        all: Any = all,
+        map: Any = map,
+        len: Any = len,
+        referents_of: Any = gc.get_referents,
+    ) -> bool:
+        """Return whether these are the same functions, with the same code."""
+        if len(functions) != len(self.functions) or not all(map(is_, functions, self.functions)):
+            return False
+        found, known = referents_of(*functions), self.referents
+        same: bool = len(found) == len(known) and all(map(is_, found, known))
+        return same
+
+
+class Seen:
+    """Parts of the runner as they were compared last; finds quickly that all are still the same.
+
+    It compares the same objects as a whole comparison does (see :class:`Functions`).
+
+    Raises:
+        ValueError: If the code of a function is no longer that of the comparison.
+    """
+
+    def __init__(self, runner: dict[Any, Any]) -> None:
+        names = dict.fromkeys(key[0] for key in runner)
+        self.modules = [(name, sys.modules[name], vars(sys.modules[name])) for name in names]
+        scopes: dict[Any, Any] = {(name,): scope for name, _, scope in self.modules}
+        held: dict[Any, dict[str, Any]] = {}
+        functions: list[Any] = []
+        for key, (value, code) in runner.items():
+            if len(key) == 2 and isinstance(value, type):
+                scopes[key] = scope = type.__dict__["__dict__"].__get__(value)
+                if "__module__" in scope:
+                    held[key] = {"__module__": scope["__module__"]}
+            held.setdefault(key[:-1], {})[key[-1]] = value
+            if code is not None:
+                functions += [value, *inner_of(value)]
+                if gc.get_referents(functions[-1])[0] is not code:
+                    raise ValueError(f"{'.'.join(key)} was changed meanwhile")
+        self.functions = Functions(functions)
+        self.held, self.values = [], []
+        for key, found in held.items():
+            first = next(iter(found))  # twice, because the values of one key are not a tuple
+            self.held.append((scopes[key], itemgetter(*found, first)))
+            self.values += [*found.values(), found[first]]
+
+    def is_same(self, all: Any = all, map: Any = map, vars: Any = vars) -> bool:
+        """Return whether modules, classes, functions and their code are the same objects."""
+        now: list[Any] = []
+        try:
+            for name, module, scope in self.modules:
+                if sys.modules[name] is not module or vars(module) is not scope:
+                    return False
+            for scope, get in self.held:
+                now += get(scope)
+        except KeyError:
+            return False
+        return all(map(is_, now, self.values)) and self.functions.are(self.functions.functions)
+
+
 def unbound(function: Any) -> Any:
     """Return the function behind methods and partial calls."""
     while isinstance(function, (types.MethodType, functools.partial)):
@@ -672,11 +785,15 @@ def name_of(frame: Any) -> str:
 
 def code_of(member: Any) -> Any:
     """Return the code behind a function, method or property; None if there is none."""
-    if isinstance(member, (staticmethod, classmethod)):
-        member = member.__func__
-    elif isinstance(member, property):
-        member = member.fget
+    member = ([member, *inner_of(member)])[-1]
     return member.__code__ if isinstance(member, types.FunctionType) else None
+
+
+def inner_of(member: Any) -> list[Any]:
+    """Return the function that a method or property holds, if it is one that holds another."""
+    if isinstance(member, (staticmethod, classmethod)):
+        return [member.__func__]
+    return [member.fget] if isinstance(member, property) else []
 
 
 class _Watched(ast.NodeTransformer):

@@ -238,6 +238,9 @@ class _Sites:
             row |= _with_bug(mirror, found)
         task = repair_task(row)
         row |= self._installed(task, Mirror(source), set_up)
+        files = packages.version_files(partial(mirror.read, task.base_commit), f"{task.version}.0")
+        if commands := [*packages.version_commands(files), *set_up.commands]:
+            row["setup"] = commands
         mirror.keep(task.instance_id, task.base_commit)
         return {**row, "test_command": test_command(set_up, task)}
 
@@ -274,7 +277,10 @@ class _Sites:
         commit = task.environment_setup_commit or task.base_commit
         if not source.has(commit):
             commit = task.base_commit
-        parts = [task.repo, task.version, commit, repr(set_up)]
+        own, needed = commit, _own_requirements(source, task.base_commit)
+        if needed and needed != _own_requirements(source, commit):
+            own = task.base_commit
+        parts = [task.repo, task.version, commit, repr(set_up), *(needed if own != commit else ())]
         mark = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
         name = f"{task.repo.replace('/', '__')}-{task.version}-{mark}"
         with self._making:
@@ -282,19 +288,14 @@ class _Sites:
                 self._heard(f"installing {task.repo} {task.version}", None)
                 try:
                     self._made[name] = _install(
-                        self._order.folder.site(name), task, source, commit, set_up
+                        self._order.folder.site(name), task, source, (commit, own), set_up
                     )
                 except UserError as error:
                     self._made[name] = str(error)
         made = self._made[name]
         if isinstance(made, str):
             raise CannotRun(made)
-        commands = [line.replace("{version}", task.version) for line in set_up.commands]
-        return {
-            **made,
-            "python_path": [f"site/{name}"],
-            **({"setup": commands} if commands else {}),
-        }
+        return {**made, "python_path": [f"site/{name}"]}
 
 
 def test_command(set_up: SetUp, task: RepairTask) -> str:
@@ -313,21 +314,41 @@ def test_command(set_up: SetUp, task: RepairTask) -> str:
 test_command.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it as a test
 
 
-def _install(site: Path, task: RepairTask, source: Mirror, commit: str, set_up: SetUp) -> Row:
-    """Install the packages of a set-up; return the fields of rows that use them."""
+def _own_requirements(source: Mirror, commit: str) -> list[str]:
+    """Return the requirements of a commit's project."""
+    with tempfile.TemporaryDirectory(prefix="rollart-import-") as folder:
+        for name in ("pyproject.toml", "setup.cfg"):
+            Path(folder, name).write_bytes(source.read(commit, name) or b"")
+        return packages.project_requirements(Path(folder))
+
+
+def _install(
+    site: Path, task: RepairTask, source: Mirror, commits: tuple[str, str], set_up: SetUp
+) -> Row:
+    """Install the packages of a set-up; return the fields of rows that use them.
+
+    Args:
+        site: The folder.
+        task: A task that uses them.
+        source: Its repository.
+        commits: The commit with the files of requirements, and that of the project itself.
+        set_up: The set-up.
+    """
     python = environment.interpreter(set_up.python)
     with tempfile.TemporaryDirectory(prefix="rollart-import-") as temporary:
-        root = Path(temporary).resolve()
-        with tarfile.open(fileobj=BytesIO(source.archive(commit))) as tar:
-            tar.extractall(root, filter="data")
+        listed, root = (Path(temporary).resolve() / name for name in ("listed", "own"))
+        for commit, folder in zip(commits, (listed, root), strict=True):
+            with tarfile.open(fileobj=BytesIO(source.archive(commit))) as tar:
+                tar.extractall(folder, filter="data")
+        own = packages.project_requirements(root)
         source_path = set_up.source_path or _source_path(root)
         if not site.is_dir():
             environment.install_project(
                 site,
                 root,
-                list(_requirements(root, set_up)),
+                [r for r in _requirements(listed, set_up) if packages.agrees(r, own)],
                 python=python,
-                before=environment.as_of(source.date(commit), set_up.python),
+                before=environment.as_of(source.date(commits[0]), set_up.python),
                 extras=set_up.extras,
                 name=task.repo.rpartition("/")[2],
                 version=f"{task.version}.0",
@@ -337,7 +358,7 @@ def _install(site: Path, task: RepairTask, source: Mirror, commit: str, set_up: 
 
 def _source_path(root: Path) -> tuple[str, ...]:
     has_packages = any(path.is_dir() for path in root.glob("src/*"))
-    return ("src",) if has_packages else ()
+    return ("src",) if has_packages else (".",)
 
 
 def _requirements(root: Path, set_up: SetUp) -> Iterator[str]:

@@ -14,8 +14,10 @@ SWE-bench, and neither a failing test nor the history of its repository reveals 
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +30,8 @@ from rollart_envs.swe.benches import Benches, FailureCount, in_order, of_start
 from rollart_envs.swe.hide import test_name, without_tests
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.mutate import Mutation, is_another_program, mutated, mutations
-from rollart_envs.swe.statement import leaked, statement
+from rollart_envs.swe.patch import file_changes
+from rollart_envs.swe.statement import Shown, leaked, statement
 from rollart_envs.swe.suite import NO_TESTS, RAN, Checkout, FilesRefused, Suite, SuiteRun
 
 Row: TypeAlias = dict[str, object]
@@ -37,6 +40,17 @@ Judge: TypeAlias = Callable[[Row], Awaitable[str]]
 _T = TypeVar("_T")
 MADE: Final = "made"
 _BASELINE_S: Final = 900.0
+_SCRIPTS: Final = 16
+"""Maximum number of scripts that are tried for one statement."""
+_VALUE_CHARS: Final = 400
+_TOOLS: Final = frozenset(
+    (
+        *("tools", "tool", "scripts", "script", "bin", "ci", "docs", "doc", "examples", "example"),
+        *("benchmarks", "benchmark", "bench", "build", "contrib", "setup.py", "noxfile.py"),
+        *("tasks.py", "fabfile.py", "versioneer.py", "conf.py", "release.py"),
+    )
+)
+"""First folders, and files at the top, that are not a library's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,8 @@ class Candidate:
     number: int
     path: str
     bugs: tuple[Mutation, ...]
+    seen_by: tuple[frozenset[str], ...] = ()
+    """The tests that detect each bug alone; empty for one bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +117,10 @@ class Works:
     fields: Mapping[str, object] = field(default_factory=dict)
     """Fields that are the same in all rows."""
     bounds: Bounds = field(default_factory=Bounds)
+    library: frozenset[str] = frozenset()
+    """The files of the installed package; if empty, all but those of tests and tools."""
+    write: Callable[[str], Awaitable[str]] | None = None
+    """Writes a statement with the facts of another; "" if it cannot."""
 
 
 async def find_baseline(suite: Suite, tree: bytes, name: str) -> Baseline:
@@ -135,19 +155,48 @@ async def find_baseline(suite: Suite, tree: bytes, name: str) -> Baseline:
 
 
 def candidates(works: Works, seed: int) -> Iterator[Candidate]:
-    """Yield the bugs to try, in an order drawn by ``seed``: one in each function, then another."""
+    """Yield the bugs to try, in an order drawn by ``seed``: one in each function, then another.
+
+    No bug is in two candidates, and no two bugs give the same program.
+    """
     draw = random.Random(f"{works.slug} {seed}")
     piles = {key: _shuffled(pile, draw) for key, pile in sorted(_piles(works).items())}
+    programs: dict[str, _Programs] = {}
     number = 0
     while piles:
         for key in _shuffled(piles, draw):
+            if key not in piles:  # its last bug was the second one of a task
+                continue
             bugs = [piles[key].pop()]
             if not piles[key]:
                 del piles[key]
             if draw.random() < works.bounds.several:
                 bugs += _another(key, bugs[0], piles, draw)
-            yield Candidate(number, key[0], tuple(bugs))
+            if key[0] not in programs:
+                content = works.mirror.read(works.commit, key[0]) or b""
+                programs[key[0]] = _Programs(content.decode())
+            if new := tuple(bug for bug in bugs if programs[key[0]].is_new(bug)):
+                yield Candidate(number, key[0], new)
             number += 1
+
+
+class _Programs:
+    """The programs that bugs make of a file."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._known: set[bytes] = set()
+
+    def is_new(self, bug: Mutation) -> bool:
+        """Return whether a bug gives a program that no other one gave, and record it."""
+        try:
+            program = ast.dump(ast.parse(mutated(self._source, [bug])))
+        except (SyntaxError, ValueError):
+            return False
+        digest = sha256(program.encode()).digest()
+        is_new = digest not in self._known
+        self._known.add(digest)
+        return is_new
 
 
 async def make(
@@ -190,6 +239,8 @@ async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> Muta
     source = content.decode()
     if len(candidate.bugs) > 1:
         candidate = await benches.run(partial(_visible, works, candidate, source))
+        if not candidate.bugs:
+            return MutationOutcome("no test sees it")
     broken = mutated(source, candidate.bugs)
     if not is_another_program(source, broken):
         return MutationOutcome("the same program")
@@ -197,10 +248,17 @@ async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> Muta
     if isinstance(run, str):
         return MutationOutcome(run)
     to_mend = works.baseline.passed - run.passed
+    if any(to_mend.isdisjoint(tests) for tests in candidate.seen_by):
+        return MutationOutcome("one of its bugs hides another")
+    shows = await benches.run(partial(_shows, works, candidate, broken.encode(), run))
     # In a thread, like all repeated git calls: the sandboxes' event loop must not wait for it.
-    row = await asyncio.to_thread(_row, works, candidate, broken.encode(), run, to_mend)
+    row = await asyncio.to_thread(_row, works, candidate, broken.encode(), run, shows)
     if row is None:
         return MutationOutcome("its statement would give it away")
+    if works.write is not None:
+        text = await works.write(str(row["problem_statement"]))
+        if text and not leaked(text, str(row["patch"])):
+            row["problem_statement"] = text
     problem = await works.judge(row)
     if not problem:
         works.mirror.keep(str(row["instance_id"]), str(row["base_commit"]))
@@ -211,20 +269,54 @@ async def _outcome(works: Works, benches: Benches, candidate: Candidate) -> Muta
     )
 
 
+async def _shows(
+    works: Works, candidate: Candidate, broken: bytes, run: SuiteRun, checkout: Checkout
+) -> dict[str, Shown]:
+    """Return scripts that fail with the bugs and pass without them, by the test they come from."""
+    failures = {
+        test: failed
+        for test, failed in sorted(run.failures.items())
+        if failed.script is not None and test in works.baseline.passed
+    }
+    of_bugs = [test for tests in candidate.seen_by for test in sorted(tests & failures.keys())[:4]]
+    by_function = {test.split("[", 1)[0]: test for test in reversed(failures)}
+    tests = list(dict.fromkeys((*of_bugs, *by_function.values())))[:_SCRIPTS]
+    scripts = [script for test in tests if (script := failures[test].script) is not None]
+    if not scripts:
+        return {}
+    timeout_s = _timeout_s(works)
+    wrong = await checkout.try_scripts(scripts, files={candidate.path: broken}, timeout_s=timeout_s)
+    right = await checkout.try_scripts(scripts, timeout_s=timeout_s)
+    shows = {}
+    for test, script, bad, good in zip(tests, scripts, wrong, right, strict=False):
+        if bad["error"] and not good["error"]:
+            actual, expected = _readable(bad["value"]), _readable(good["value"])
+            if actual == expected:  # equal values show no difference
+                actual = expected = ""
+            shows[test] = Shown(script, actual or bad["error"], expected, not actual)
+    return shows
+
+
+def _readable(value: str) -> str:
+    """Return a value's repr; empty if it is long, or has an address, which changes in each run."""
+    return "" if len(value) > _VALUE_CHARS or " at 0x" in value else value
+
+
 async def _visible(
     works: Works, candidate: Candidate, source: str, checkout: Checkout
 ) -> Candidate:
     """Return a candidate without the bugs that no test detects, because no statement shows them."""
-    seen = []
+    seen, seen_by = [], []
     for bug in candidate.bugs:
         alone = replace(candidate, bugs=(bug,))
         callers = _callers(works, alone)
         files = {candidate.path: mutated(source, [bug]).encode()}
         tests = sorted({test.split("[", 1)[0] for test in callers})
         run = await checkout.run(tests, files=files, timeout_s=_timeout_s(works))
-        if not callers <= run.passed:
+        if broken := callers - run.passed:
             seen.append(bug)
-    return replace(candidate, bugs=tuple(seen or candidate.bugs))
+            seen_by.append(frozenset(broken))
+    return replace(candidate, bugs=tuple(seen), seen_by=tuple(seen_by))
 
 
 async def _broken_run(
@@ -269,10 +361,14 @@ def _callers(works: Works, candidate: Candidate) -> set[str]:
 
 
 def _row(
-    works: Works, candidate: Candidate, broken: bytes, run: SuiteRun, to_mend: frozenset[str]
+    works: Works,
+    candidate: Candidate,
+    broken: bytes,
+    run: SuiteRun,
+    shows: Mapping[str, Shown],
 ) -> Row | None:
     """Return a task; None if no statement can be written that hides the patch."""
-    mirror = works.mirror
+    mirror, to_mend = works.mirror, works.baseline.passed - run.passed
     hidden = _hidden(works, to_mend)
     base = mirror.commit_change(works.commit, {candidate.path: broken, **hidden}, works.slug)
     patch = mirror.diff(base, works.commit, [candidate.path])
@@ -280,7 +376,7 @@ def _row(
     failures = {test: run.failures[test] for test in to_mend if test in run.failures}
     if not failures:
         return None
-    text = statement(works.name, failures, patch)
+    text = statement(works.name, failures, patch, shows=shows, of_bugs=candidate.seen_by)
     if leaked(text, patch):
         return None
     instance = f"{works.slug}-{sha256(patch.encode()).hexdigest()[:8]}"
@@ -315,7 +411,8 @@ def _piles(works: Works) -> dict[tuple[str, int], list[Mutation]]:
     """Return the bugs that passing tests can detect, by function."""
     piles: dict[tuple[str, int], list[Mutation]] = {}
     for path in sorted({path for path, _ in works.baseline.callers}):
-        if is_test_file(path):
+        is_own = path in works.library if works.library else path.split("/")[0] not in _TOOLS
+        if is_test_file(path) or not is_own:
             continue
         try:
             found = mutations((works.mirror.read(works.commit, path) or b"").decode())
@@ -326,6 +423,17 @@ def _piles(works: Works) -> dict[tuple[str, int], list[Mutation]]:
             if key in works.baseline.callers:
                 piles.setdefault(key, []).append(bug)
     return {key: pile for key, pile in piles.items() if pile}
+
+
+def changes_of(patch: str) -> frozenset[str]:
+    """Return the changes of a patch, each with its file, to detect a bug that is there already."""
+    found = set()
+    for change in file_changes(patch):
+        for hunk in re.split(r"^@@ .*$", change.text, flags=re.MULTILINE)[1:]:
+            for block in re.split(r"^(?: .*)?$", hunk, flags=re.MULTILINE):
+                if block.strip():
+                    found.add(f"{change.new}\n{block.strip()}")
+    return frozenset(found)
 
 
 def is_test_file(path: str) -> bool:
@@ -343,17 +451,23 @@ def is_test_file(path: str) -> bool:
 def _another(
     key: tuple[str, int],
     first: Mutation,
-    piles: Mapping[tuple[str, int], list[Mutation]],
+    piles: dict[tuple[str, int], list[Mutation]],
     draw: random.Random,
 ) -> list[Mutation]:
     """Return a bug in another function of the same file, if there is one."""
     others = [other for other in sorted(piles) if other[0] == key[0] and other != key]
     if not others:
         return []
-    bug = draw.choice(piles[draw.choice(others)])
+    other = draw.choice(others)
+    bug = piles[other][-1]
     overlaps = bug.start < first.end and first.start < bug.end
     inside = bug.function.startswith(first.function) or first.function.startswith(bug.function)
-    return [] if overlaps or inside else [bug]
+    if overlaps or inside:
+        return []
+    piles[other].pop()  # it is in no other task
+    if not piles[other]:
+        del piles[other]
+    return [bug]
 
 
 def _shuffled(items: Iterable[_T], draw: random.Random) -> list[_T]:

@@ -7,16 +7,33 @@ Never: tries a candidate again that an interrupted run has already tried.
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import re
 import shlex
 import tempfile
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import distributions
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from packaging.utils import canonicalize_name
+
+from rollart_core.errors import UserError, first_line
 from rollart_envs.swe import package as packages
-from rollart_envs.swe.make import MADE, Bounds, Judge, Row, Works, find_baseline, make
+from rollart_envs.swe.make import (
+    MADE,
+    Bounds,
+    Judge,
+    Row,
+    Works,
+    changes_of,
+    find_baseline,
+    make,
+)
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.package import Package
 from rollart_envs.swe.suite import Suite
@@ -27,6 +44,13 @@ PYTEST: Final = ("-o", "addopts=", "-p", "no:cacheprovider")
 """Ignore the options of the project's own config, which can need plugins that are missing."""
 _ODD_NAMES: Final = ("test.py", "tests.py")
 """Test files that pytest does not collect unless they are arguments."""
+
+_TIMEOUT_S: Final = 120.0
+_BLOCK: Final = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_ASKED: Final = (
+    "Rewrite this report of a bug as a user of the library would write it. Keep each code block as"
+    " it is, say which function is wrong, and name no cause. Answer with the report only.\n\n"
+)
 
 Heard = Callable[[str, float | None], None]
 """Receives a description of the current step, and the share that is done."""
@@ -47,6 +71,8 @@ class MakeOrder:
     python: str = ""
     """Absolute path in the sandbox; empty: the ``python3`` on its PATH."""
     bounds: Bounds = field(default_factory=Bounds)
+    statements: str = ""
+    """The URL of a chat endpoint that writes the statements; empty: none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +97,11 @@ async def make_tasks(
     """Make tasks of a package until there are enough, or no bugs are left to try.
 
     Raises:
-        UserError: If the package does not exist, or its tests cannot be run.
+        UserError: If the package or the server for statements does not exist, or the package's
+            tests cannot be run.
         SandboxFailure: If sandboxes do not start.
     """
+    writer = StatementWriter(order.statements) if order.statements else None
     order.folder.make()
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="rollart-make-") as temporary:
@@ -84,7 +112,12 @@ async def make_tasks(
         suite = _suite(order, package, sandboxes)
     heard(f"running the tests of {package.name}", None)
     works = await _works(order, package, mirror, commit, suite)
-    works = replace(works, judge=judge_in(order.folder))
+    works = replace(
+        works,
+        judge=judge_in(order.folder),
+        library=_library(order.folder.site(package.slug), package.name, suite.source_path),
+        write=writer.write if writer is not None else None,
+    )
     notes += _notes(works)
     return await _make(order, works, notes, heard)
 
@@ -106,20 +139,23 @@ def _prepared(order: MakeOrder, temporary: Path, notes: list[str], heard: Heard)
 async def _make(order: MakeOrder, works: Works, notes: list[str], heard: Heard) -> Made:
     settings = {"commit": works.commit, "seed": order.seed, "fields": works.fields}
     settings["bounds"] = [order.bounds.max_broken, order.bounds.several]
+    settings |= {"statements": order.statements} if order.statements else {}
     progress = order.folder.progress(f"{works.slug}-{order.seed}", settings)
-    there = set(order.folder.ids())
+    there = {change for row in order.folder.rows() for change in changes_of(str(row["patch"]))}
     num_before = num_made = sum(outcome == MADE for outcome in progress.outcomes.values())
     if num_made < order.count:
         results = make(works, order.seed, order.jobs, dict(progress.outcomes))
         try:
             async for candidate, outcome in results:
                 what = outcome.what
-                if outcome.row is not None and outcome.row["instance_id"] in there:
-                    what = "it is there already"
-                elif outcome.row is not None:
-                    order.folder.add(outcome.row)
-                    there.add(str(outcome.row["instance_id"]))
-                    num_made += 1
+                if outcome.row is not None:
+                    changes = changes_of(str(outcome.row["patch"]))
+                    if there.isdisjoint(changes):
+                        order.folder.add(outcome.row)
+                        num_made += 1
+                    else:
+                        what = "it is there already"
+                    there |= changes
                 if outcome.is_final:
                     progress.note(str(candidate.number), what)
                 heard(f"{works.name}: {num_made} tasks; {what}", num_made / order.count)
@@ -166,6 +202,17 @@ def _suite(order: MakeOrder, package: Package, sandboxes: SandboxSource) -> Suit
     return Suite(sandboxes, order.python, (site,), source_path, tuple(arguments))
 
 
+def _library(site: Path, name: str, source_path: tuple[str, ...]) -> frozenset[str]:
+    """Return the files of the repository that the installed package contains."""
+    wanted = canonicalize_name(name)
+    for found in distributions(path=[str(site)]):
+        if canonicalize_name(found.metadata["Name"]) == wanted:
+            files = [str(file) for file in found.files or () if str(file).endswith(".py")]
+            tops = ("", *(f"{folder}/" for folder in source_path))
+            return frozenset(f"{top}{file}" for top in tops for file in files)
+    return frozenset()
+
+
 def _has_usual_tests(root: Path) -> Iterable[bool]:
     return (True for pattern in ("test_*.py", "*_test.py") for _ in root.rglob(pattern))
 
@@ -178,3 +225,39 @@ def _notes(works: Works) -> list[str]:
     if works.baseline.flaky:
         notes.append(f"left out, because they are flaky: {len(works.baseline.flaky)} tests")
     return notes
+
+
+class StatementWriter:
+    """A model behind ``URL/chat/completions``; the server's first model is used.
+
+    Raises:
+        UserError: If the server does not answer, or has no model.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        try:
+            self._model = str(self._said("models", None)["data"][0]["id"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            why = first_line(str(error)) or type(error).__name__
+            raise UserError(f"--statements {url}: {why}; give the URL before /models") from None
+
+    async def write(self, facts: str) -> str:
+        """Return a text with all code blocks of the facts; "" if the model gave none."""
+        messages = [{"role": "user", "content": _ASKED + facts}]
+        body = {"model": self._model, "messages": messages, "temperature": 0}
+        try:
+            said = await asyncio.to_thread(self._said, "chat/completions", body)
+            text = str(said["choices"][0]["message"]["content"]).strip() + "\n"
+        except (OSError, ValueError, LookupError, TypeError):
+            return ""
+        return text if all(block in text for block in _BLOCK.findall(facts)) else ""
+
+    def _said(self, path: str, body: dict[str, Any] | None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("OPENAI_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self._url}/{path}", content, headers)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            return json.load(answer)

@@ -95,6 +95,8 @@ class Packages:
     suite: Suite
     fields: Row
     """The fields of rows that use it."""
+    generated: Mapping[str, bytes] = field(default_factory=dict)
+    """Files that a build writes, and the parent commit does not have."""
 
 
 def commits(mirror: Mirror, head: str, limits: Limits) -> Iterator[Commit]:
@@ -151,7 +153,7 @@ async def _outcome(pit: Pit, commit: Commit) -> MutationOutcome:
         site = await asyncio.to_thread(pit.packages_of, commit)
     except UserError as error:
         return MutationOutcome(first_line(str(error), 300))
-    runs = await _before_and_after(pit, commit, site.suite)
+    runs = await _before_and_after(pit, commit, site)
     if isinstance(runs, str):
         return MutationOutcome(runs)
     before, after = runs
@@ -172,14 +174,15 @@ async def _outcome(pit: Pit, commit: Commit) -> MutationOutcome:
 
 
 async def _before_and_after(
-    pit: Pit, commit: Commit, suite: Suite
+    pit: Pit, commit: Commit, site: Packages
 ) -> tuple[SuiteRun, SuiteRun] | str:
     """Return the runs of a commit's tests without and with its source, or why there are none."""
     tree, tests, source = await asyncio.to_thread(_contents, pit, commit)
+    tests = {**site.generated, **tests}
     files = [path for path in commit.test_files if tests[path] is not None]
     if not files:
         return "it removes its tests"
-    checkout = await suite.open(tree)
+    checkout = await site.suite.open(tree)
     try:
         after = await checkout.run(files, files={**tests, **source}, timeout_s=_RUN_S, hash_seed=1)
         if after.timed_out:
@@ -312,7 +315,7 @@ class MineOrder:
     python_path: tuple[Path, ...] = ()
     """Folders with the tests' imports; empty: they are installed."""
     source_path: tuple[str, ...] = ()
-    """Folders of the repository to import from; empty: from its pyproject.toml."""
+    """Folders of the repository to import from; empty: from the pyproject.toml of each commit."""
     pytest: tuple[str, ...] = ()
     python: str = ""
     """Absolute path in the sandbox; empty: the ``python3`` on its PATH."""
@@ -338,10 +341,9 @@ async def mine_tasks(
     heard(f"reading {order.repo}", None)
     mirror = await asyncio.to_thread(_mirror, order, name)
     head = _head(mirror, order)
-    source_path = order.source_path or _source_path(mirror, head)
-    fields: Row = {"repo": name, "source_path": list(source_path), "version": "0"}
+    fields: Row = {"repo": name, "version": "0"}
     fields |= {"python": order.python} if order.python else {}
-    suite = Suite(sandboxes, order.python, (), source_path, (*PYTEST, *order.pytest))
+    suite = Suite(sandboxes, order.python, arguments=(*PYTEST, *order.pytest))
     sites = _Sites(order, name, mirror, suite, heard)
     pit = Pit(name, mirror, sites.of, judge_in(order.folder), fields)
     return await _mine(order, pit, head, heard)
@@ -427,7 +429,8 @@ class _Sites:
         """
         if self._order.python_path:
             folders = tuple(folder.resolve() for folder in self._order.python_path)
-            return self._with(folders, {"python_path": [str(folder) for folder in folders]})
+            fields: Row = {"python_path": [str(folder) for folder in folders]}
+            return self._with(commit, folders, fields)
         date = self._mirror.date(commit.sha)
         quarter = datetime(date.year, (date.month - 1) // 3 * 3 + 1, 1, tzinfo=UTC)
         version = self._version(quarter)
@@ -442,12 +445,13 @@ class _Sites:
             if slug in self._failed:
                 raise UserError(self._failed[slug])
             if not self._order.folder.site(slug).is_dir():
-                self._install(self._order.folder.site(slug), root, python, quarter)
+                released = self._mirror.version(commit.parent)
+                self._install(self._order.folder.site(slug), root, python, quarter, released)
         site = self._order.folder.site(slug)
         own: Row = {}
         if self._order.dated and not self._order.python:
             own = python.placed(self._order.folder.path)
-        return self._with((site.resolve(),), {"python_path": [f"site/{slug}"], **own})
+        return self._with(commit, (site.resolve(),), {"python_path": [f"site/{slug}"], **own})
 
     def _version(self, date: datetime) -> str:
         """Return the version of the Python that runs the tests."""
@@ -456,7 +460,9 @@ class _Sites:
             return here
         return environment.version_for(date)
 
-    def _install(self, site: Path, root: Path, python: Interpreter, quarter: datetime) -> None:
+    def _install(
+        self, site: Path, root: Path, python: Interpreter, quarter: datetime, version: str
+    ) -> None:
         self._heard(f"installing what {self._name} needs as of {quarter:%B %Y}", None)
         before = environment.as_of(quarter + timedelta(days=92), python.version)
         wanted, extras = packages.test_requirements(root)
@@ -467,7 +473,12 @@ class _Sites:
         try:
             try:
                 environment.install_project(
-                    made, root, [*own, *wanted], python=python, before=before, extras=extras
+                    *(made, root, [*own, *wanted]),
+                    python=python,
+                    before=before,
+                    extras=extras,
+                    name=self._name,
+                    version=version,
                 )
             except UserError:  # a build that fails, or pytest needs a release of the project
                 environment.install(made, [*own, *needed], python=python, before=before)
@@ -478,25 +489,32 @@ class _Sites:
             packages.keep_only_metadata(made, name)
         made.rename(site)
 
-    def _with(self, folders: tuple[Path, ...], fields: Row) -> Packages:
+    def _with(self, commit: Commit, folders: tuple[Path, ...], fields: Row) -> Packages:
         folder = self._order.folder.path.resolve()
+        source_path = self._order.source_path or _source_path(self._mirror, commit.parent)
+        read = partial(self._mirror.read, commit.parent)
+        generated = packages.version_files(read, self._mirror.version(commit.parent))
+        fields = {**fields, "source_path": list(source_path)}
+        if generated:
+            fields["setup"] = packages.version_commands(generated)
         python, home = (fields.get(name) for name in ("python", "python_home"))
         suite = replace(
             self._suite,
             python=str(folder / str(python)) if python else self._suite.python,
             python_path=folders,
+            source_path=source_path,
             python_home=str(folder / str(home)) if home else "",
         )
-        return Packages(suite, fields)
+        return Packages(suite, fields, generated)
 
 
-def _source_path(mirror: Mirror, head: str) -> tuple[str, ...]:
-    """Return the folders of a repository that contain its packages."""
+def _source_path(mirror: Mirror, commit: str) -> tuple[str, ...]:
+    """Return the folders of a commit that contain its packages."""
     try:
-        loaded = tomllib.loads((mirror.read(head, "pyproject.toml") or b"").decode())
+        loaded = tomllib.loads((mirror.read(commit, "pyproject.toml") or b"").decode())
         where = loaded["tool"]["setuptools"]["packages"]["find"]["where"]
     except (ValueError, KeyError, TypeError):
         where = []
     if isinstance(where, list) and where:
         return tuple(str(path) for path in where)
-    return ("src",) if any(p.startswith("src/") for p in mirror.files(head)) else ()
+    return ("src",) if any(p.startswith("src/") for p in mirror.files(commit)) else (".",)

@@ -7,6 +7,7 @@ Never: reads the user's git settings, runs a hook, or leaves the index of an inc
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
+
+from packaging.version import InvalidVersion, Version
 
 from rollart_core.errors import UserError, first_line
 
@@ -124,6 +127,14 @@ class Mirror:
     def date(self, commit: str) -> datetime:
         """Return the date of a commit."""
         return datetime.fromtimestamp(int(self.git("log", "-1", "--format=%ct", commit)), UTC)
+
+    def version(self, commit: str) -> str:
+        """Return the version of the last tag before a commit; ``0`` if there is none."""
+        try:
+            tag = self.git("describe", "--tags", "--abbrev=0", "--match=*[0-9]*", commit).strip()
+            return str(Version(re.sub(r"^[^0-9]+", "", tag)))
+        except (GitError, InvalidVersion):
+            return "0"
 
     def has(self, commit: str) -> bool:
         """Return whether a commit is in this repository."""

@@ -8,20 +8,24 @@ pip runs a package's build to find its requirements: fetch only packages that yo
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import email.parser
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Final
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from rollart_core.errors import UserError, first_line
@@ -32,6 +36,10 @@ _SKIPPED: Final = shutil.ignore_patterns(
     *("build", "dist", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".eggs"),
 )
 _METADATA: Final = ("PKG-INFO", "METADATA")
+_VERSION_FILE: Final = re.compile(
+    r"""["']?(?:write_to|version_file|version-file)["']?\s*[=:]\s*["']([\w./-]+\.py)["']"""
+)
+"""Where setuptools-scm and hatch-vcs write the version of a project when it is built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +164,53 @@ test_requirements.__test__ = False  # type: ignore[attr-defined]  # pytest would
 
 
 def project_requirements(root: Path) -> list[str]:
-    """Return the requirements of a project and its tests, from its pyproject.toml."""
+    """Return the requirements of a project and its tests, from pyproject.toml or setup.cfg."""
     project, _ = _pyproject(root)
     wanted, extras = test_requirements(root)
     optional = project.get("optional-dependencies")
     listed = project.get("dependencies")
-    needed = [str(line) for line in listed] if isinstance(listed, list) else []
+    config = configparser.ConfigParser(interpolation=None, strict=False)
+    with contextlib.suppress(configparser.Error, OSError, UnicodeError):
+        config.read(root / "setup.cfg", encoding="utf-8")
+    old = config.get("options", "install_requires", fallback="")
+    needed = [str(line) for line in listed] if isinstance(listed, list) else _lines(old)
     if isinstance(optional, Mapping):
         for extra in extras:
             needed += [str(line) for line in optional.get(extra, ())]
     return [*needed, *wanted]
+
+
+def version_files(read: Callable[[str], bytes | None], version: str) -> dict[str, bytes]:
+    """Return the modules that a build writes from the history, which a tree does not have.
+
+    Args:
+        read: Returns a file of the tree; None if it does not exist.
+        version: The version to write.
+    """
+    numbers = ", ".join(re.findall(r"\d+", version)[:3])
+    content = (
+        f"version = __version__ = {version!r}\nversion_tuple = __version_tuple__ = ({numbers},)\n"
+    )
+    texts = [read(name) or b"" for name in ("pyproject.toml", "setup.py")]
+    paths = dict.fromkeys(
+        path for text in texts for path in _VERSION_FILE.findall(text.decode("utf-8", "replace"))
+    )
+    inside = [path for path in paths if not path.startswith("/") and ".." not in path.split("/")]
+    return {path: content.encode() for path in inside if read(path) is None}
+
+
+def version_commands(files: Mapping[str, bytes]) -> list[str]:
+    """Return the shell commands that write files of :func:`version_files`."""
+    return [
+        f"printf %s {shlex.quote(content.decode())} > {shlex.quote(path)}"
+        for path, content in files.items()
+    ]
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a value in setup.cfg, without comments."""
+    lines = (line.split(" #", 1)[0].strip() for line in text.splitlines())
+    return [line for line in lines if re.match(r"(?!file:)[A-Za-z0-9]", line)]
 
 
 def project_names(root: Path, name: str) -> set[str]:
@@ -192,6 +237,18 @@ def requirement_lines(path: Path) -> Iterator[str]:
             yield from requirement_lines(path.parent / included[1])
         elif re.match(r"[A-Za-z0-9]", line) and "://" not in line:
             yield line
+
+
+def agrees(requirement: str, others: Sequence[str]) -> bool:
+    """Return whether others allow the version of a pinned requirement; others are ignored."""
+    pin = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[.*\])?\s*==\s*([\w.]+)", requirement.strip())
+    if pin is None:
+        return True
+    same = [one for one in others if name_of(one) == canonicalize_name(pin[1])]
+    try:
+        return all(Requirement(one).specifier.contains(pin[2], prereleases=True) for one in same)
+    except InvalidRequirement:  # of an old project; the installer decides
+        return True
 
 
 def name_of(requirement: str) -> str:

@@ -9,6 +9,7 @@ exit code. Never: proves anything. It is for trusted code only; grading uses ``r
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import json
 import os
@@ -79,6 +80,8 @@ class Probe:
         path = str(getattr(node, "path", None) or getattr(node, "fspath", ""))
         with contextlib.suppress(SyntaxError, OSError, ValueError, AttributeError, RecursionError):
             self._record.setdefault("tried", tried(call.excinfo.tb, path))
+        with contextlib.suppress(SyntaxError, OSError, ValueError, AttributeError, RecursionError):
+            self._record.setdefault("script", script_of(call.excinfo.tb, path))
 
     def pytest_sessionfinish(self, session: Any, exitstatus: int) -> None:
         """Write the end."""
@@ -115,6 +118,229 @@ def tried(trace: Any, path: str) -> list[str]:
     return short(expected(Filler(found.tb_frame.f_locals).visit(statement)))
 
 
+SCRIPT_LINES = 24
+
+
+def script_of(trace: Any, path: str) -> dict[str, str]:
+    """Return a script that does what a test did until it failed; empty if there is none.
+
+    It has the statements of the test file that the failing one needs, with plain values for
+    parameters and loop variables: ``setup``, and ``check``, which raises an error if the test
+    fails. ``value`` is the expression whose value is checked, if there is one.
+    """
+    found = None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == path:
+            found = found or trace
+        trace = trace.tb_next
+    if found is None or sys.version_info < (3, 9):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    frame = found.tb_frame
+    before, failing = path_to(tree, found.tb_lineno)
+    if failing is None:
+        return {}
+    fields = Fields(frame.f_locals.get("self"))
+    check, value = checked(fields.visit(failing))
+    if not check:
+        return {}
+    needed = names_in(check)
+    kept: list[Any] = []
+    for node in reversed(before):
+        if binds(node) & needed or changes(node, needed):
+            kept.insert(0, fields.visit(node))
+            needed |= names_in([node])
+    bound = set().union(*map(binds, kept)) if kept else set()
+    values = {**frame.f_globals, **frame.f_locals}
+    plain, imports = [], [ast.unparse(node) for node in kept if is_import(node)]
+    for name in sorted(needed - bound - set(dir(builtins))):
+        if name not in values:
+            return {}
+        is_value = is_plain(values[name])
+        line = imported(name, values[name], frame.f_globals.get("__name__", ""))
+        if not is_value and not line:
+            return {}
+        plain += [f"{name} = {values[name]!r}"] if is_value else []
+        imports += [] if is_value else [line]
+    others = [ast.unparse(node) for node in kept if not is_import(node)]
+    setup = "\n".join([*dict.fromkeys(imports), *plain, *others])
+    text = "\n".join(map(ast.unparse, check))
+    if (setup + text).count("\n") > SCRIPT_LINES or len(setup + text) > MESSAGE_CHARS:
+        return {}
+    return {"setup": setup, "check": text, "value": value}
+
+
+def path_to(tree: Any, line: int) -> tuple[list[Any], Any]:
+    """Return the statements before the failing one, and that one; None: no script can repeat it."""
+    before: list[Any] = []
+    owner = tree
+    body = tree.body
+    while True:
+        node = next((n for n in body if first_line(n) <= line <= (n.end_lineno or 0)), None)
+        if not isinstance(owner, ast.ClassDef):
+            others = [n for n in body if n is not node]
+            before += [n for n in others if n.lineno < line or owner is tree]
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.For, ast.If)):
+            blocks = [node.body, getattr(node, "orelse", [])]
+            inner = [b for b in blocks if b and first_line(b[0]) <= line <= (b[-1].end_lineno or 0)]
+            if not inner:
+                return before, None
+            owner, body = node, inner[0]
+            continue
+        kinds = (ast.Assert, ast.Expr, ast.Assign, ast.Return, ast.With)
+        return before, node if isinstance(node, kinds) else None
+
+
+def first_line(node: Any) -> int:
+    """Return the first line of a statement, with its decorators."""
+    return int(min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]))
+
+
+def imported(name: str, value: Any, test: str) -> str:
+    """Return a statement that imports a value of a test file under a name; empty if none does."""
+    if isinstance(value, type(sys)):
+        return f"import {value.__name__} as {name}" if value.__name__ in sys.modules else ""
+    module, own = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    there = sys.modules.get(module) if isinstance(module, str) else None
+    if module == test or not own.isidentifier() or getattr(there, own, None) is not value:
+        return ""
+    return f"from {module} import {own}" + ("" if own == name else f" as {name}")
+
+
+def checked(node: Any) -> tuple[list[Any], str]:
+    """Return statements that fail as a test's statement does, and the checked expression."""
+    value: Any
+    if isinstance(node, ast.Assert):
+        return [ast.Assert(node.test, None)], value_of(node.test)
+    if isinstance(node, ast.With):
+        errors = [e for item in node.items for e in raises_of(item.context_expr)]
+        has_names = any(item.optional_vars is not None for item in node.items)
+        plain = len(node.items) == 1 and len(errors) == 1 and not has_names
+        return (expecting(node.body, errors[0]), "") if plain else ([], "")
+    value = getattr(node, "value", None)
+    name = getattr(getattr(value, "func", None), "attr", "")
+    arguments = getattr(value, "args", [])
+    if not name.startswith("assert"):
+        return ([node] if value is not None and calls(value) else []), ""
+    if name in ("assertRaises", "assertRaisesRegex") and len(arguments) > 1:
+        rest = arguments[1 if name == "assertRaises" else 2 :]
+        call = ast.Call(rest[0], rest[1:], value.keywords)
+        return expecting([ast.Expr(call)], arguments[0]), ""
+    template = ASSERTIONS.get(name)
+    if template is None or len(arguments) < template.count("%s"):
+        return [], ""
+    sides = [f"({ast.unparse(one)})" for one in arguments[: template.count("%s")]]
+    test = ast.parse(template % tuple(sides), mode="eval").body
+    return [ast.Assert(test, None)], value_of(test)
+
+
+ASSERTIONS = {
+    **dict.fromkeys(("assertEqual", "assertEquals", "assertListEqual"), "%s == %s"),
+    **dict.fromkeys(("assertDictEqual", "assertTupleEqual", "assertSetEqual"), "%s == %s"),
+    **dict.fromkeys(("assertSequenceEqual", "assertMultiLineEqual"), "%s == %s"),
+    "assertNotEqual": "%s != %s",
+    "assertTrue": "%s",
+    "assertFalse": "not %s",
+    "assertIs": "%s is %s",
+    "assertIsNone": "%s is None",
+    "assertIsNotNone": "%s is not None",
+    "assertIn": "%s in %s",
+    "assertNotIn": "%s not in %s",
+    "assertIsInstance": "isinstance(%s, %s)",
+    "assertLess": "%s < %s",
+    "assertLessEqual": "%s <= %s",
+    "assertGreater": "%s > %s",
+    "assertGreaterEqual": "%s >= %s",
+    "assertAlmostEqual": "round(%s - %s, 7) == 0",
+}
+"""unittest's methods as expressions."""
+
+
+def raises_of(node: Any) -> list[Any]:
+    """Return the error that ``raises(E)`` or ``assertRaises(E)`` expects, as an expression."""
+    name = getattr(getattr(node, "func", None), "attr", "")
+    name = name or getattr(getattr(node, "func", None), "id", "")
+    known = name in ("raises", "assertRaises", "assertRaisesRegex") and node.args
+    return [node.args[0]] if known else []
+
+
+def expecting(body: list[Any], error: Any) -> list[Any]:
+    """Return statements that fail unless others raise an error."""
+    failed = ast.parse("raise AssertionError('it raises nothing')").body
+    handler = ast.ExceptHandler(error, None, [ast.Pass()])
+    return [ast.fix_missing_locations(ast.Try(body, [handler], failed, []))]
+
+
+def value_of(test: Any) -> str:
+    """Return the side of a comparison that calls something, or a whole test."""
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        sides = [test.left, test.comparators[0]]
+        called = [side for side in sides if calls(side)]
+        names = [side for side in sides if not isinstance(side, ast.Constant)]
+        return ast.unparse((called or names or sides)[0])
+    return ast.unparse(test)
+
+
+def names_in(nodes: list[Any]) -> set[str]:
+    """Return the names that statements read, without those of their own scopes."""
+    found = [inner for node in nodes for inner in ast.walk(node)]
+    inside = [inner for scope in found if isinstance(scope, SCOPES) for inner in ast.walk(scope)]
+    names = [inner for inner in found if isinstance(inner, ast.Name)]
+    read = {name.id for name in names if isinstance(name.ctx, ast.Load)}
+    stored = {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return read - stored - {inner.arg for inner in inside if isinstance(inner, ast.arg)}
+
+
+SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def binds(node: Any) -> set[str]:
+    """Return the names that a statement gives values."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return {node.name}
+    if is_import(node):
+        return {(a.asname or a.name).split(".")[0] for a in node.names}
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+        return {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    return set()
+
+
+def changes(node: Any, needed: set[str]) -> bool:
+    """Return whether a statement is a call of, or writes into, an object that is needed."""
+    target = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(node, (ast.Assign, ast.AugAssign)):
+        target = (node.targets if isinstance(node, ast.Assign) else [node.target])[0]
+    if isinstance(target, ast.Call) and isinstance(target.func, ast.Name):
+        read = {n.id for one in target.args for n in ast.walk(one) if isinstance(n, ast.Name)}
+        return bool(read & needed)
+    while isinstance(target, (ast.Call, ast.Attribute, ast.Subscript)):
+        target = target.func if isinstance(target, ast.Call) else target.value
+    return isinstance(target, ast.Name) and target.id in needed and target.id != "self"
+
+
+def is_import(node: Any) -> bool:
+    """Return whether a statement is an absolute import."""
+    return isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level)
+
+
+class Fields(ast.NodeTransformer):
+    """Replaces plain fields of a test's ``self`` by their values."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def visit_Attribute(self, node: Any) -> Any:
+        """Return a field's value if it is plain."""
+        self.generic_visit(node)
+        is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+        if not is_own or not isinstance(node.ctx, ast.Load) or self._owner is None:
+            return node
+        value = vars(self._owner).get(node.attr, getattr(type(self._owner), node.attr, self))
+        return ast.parse(repr(value), mode="eval").body if is_plain(value) else node
+
+
 def short(texts: Any) -> list[str]:
     """Return the first few texts that are short enough to read."""
     return [text for text in dict.fromkeys(texts) if len(text) <= 3 * VALUE_CHARS][:TRIED]
@@ -138,7 +364,7 @@ def expected(node: Any) -> Iterator[str]:
     elif isinstance(node, (ast.Expr, ast.Assign, ast.Return)) and node.value is not None:
         value: Any = node.value
         name = getattr(getattr(value, "func", None), "attr", "")
-        if name == "assertEqual" and len(value.args) > 1 and calls(value):
+        if name == "assertEqual" and any(map(calls, value.args[:2])):
             yield " == ".join(map(ast.unparse, value.args[:2]))
         elif name.startswith("assert"):
             yield from (ast.unparse(side) for side in value.args if calls(side))

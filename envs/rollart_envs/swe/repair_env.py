@@ -1,14 +1,12 @@
 """``swe/Repair-v1``: fix an issue of a repository with a shell and an editor in a sandbox.
 
-Takes: answers with one fenced action each: a command, an edit, or ``submit``. Gives: its result,
-and at the end the grade of the changes, judged in another sandbox. Never: has the hidden tests or
-the repository's history in the agent's sandbox.
+Takes: answers with one fenced action each, or with function calls: a command, an edit, or
+``submit``. Gives: the result, and at the end the grade of the changes, judged in another sandbox.
+Never: has the hidden tests or the repository's history in the agent's sandbox.
 """
 
 from __future__ import annotations
 
-import asyncio
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,26 +14,35 @@ from typing import Any, Final
 from gymnasium.error import ResetNeeded
 
 from rollart_core.contracts.sandbox import Sandbox
-from rollart_envs.swe.acceptable import run_of
+from rollart_core.rollout.tools.action import Call, ToolAction
+from rollart_core.types import Message, Observation
 from rollart_envs.swe.config import RepairConfig
-from rollart_envs.swe.editor import Edit, History
-from rollart_envs.swe.patch import PatchError, extract_patch, file_changes
-from rollart_envs.swe.repair_judge import Report, judge_patch
-from rollart_envs.swe.repository import RepositoryTree, base_tree
+from rollart_envs.swe.editor import VERBS, Edit, History
+from rollart_envs.swe.repair_episode import (
+    RepairEpisode,
+    RepairTasks,
+    components_of,
+    expert_actions,
+    expert_commands,
+    fenced,
+    statement,
+)
+from rollart_envs.swe.repair_judge import Report
 from rollart_envs.swe.task import RepairTask
-from rollart_envs.swe.taskbook import own_file, repair_tasks
 from rollart_envs.swe.tools import (
-    HELP,
     SHELL_ENV,
     SUBMIT,
-    Action,
     ActionError,
     Bash,
     Submit,
+    called_action,
     cut_output,
+    fenced_blocks,
+    function_specs,
+    help_text,
     parse_action,
 )
-from rollart_envs.swe.workspace import Needs, Workspace, needs_of, sandbox_options, unpack
+from rollart_envs.swe.workspace import WORK_REPO
 from rollart_sandboxes.pool.lease import Reset, SandboxEnv, Step
 from rollart_sandboxes.pool.source import sandbox_source
 
@@ -51,10 +58,9 @@ class RepairEnv(SandboxEnv):
     def __init__(self, **options: Any) -> None:
         self.config = RepairConfig.model_validate(options)
         super().__init__(sandbox_source(self.config.sandbox, self.config.pool))
-        self._file = self.config.tasks or own_file("repair_tasks.jsonl")
-        self._repos_dir = self.config.repos_dir or self._file.parent / "repos"
-        self._book = repair_tasks(self._file)
-        self._episode: _Episode | None = None
+        self._tasks = RepairTasks(self.config, self._sandboxes)
+        self._help = help_text(self.config.shell, tools=self.config.tools)
+        self._state: _State | None = None
 
     @property
     def task(self) -> RepairTask:
@@ -63,55 +69,66 @@ class RepairEnv(SandboxEnv):
         Raises:
             ResetNeeded: If there is none yet.
         """
-        return self._present.task
+        return self._present.episode.task
 
     @property
-    def _present(self) -> _Episode:
-        if self._episode is None:
+    def _present(self) -> _State:
+        if self._state is None:
             raise ResetNeeded("call reset() before the first step")
-        return self._episode
+        return self._state
 
     def num_tasks(self, split: str) -> int:
         """Return the number of tasks of ``split``."""
-        return len(self._book.ids(split))
+        return len(self._tasks.book.ids(split))
 
     async def begin(self, seed: int | None, options: dict[str, Any]) -> Reset:
         """Start an episode: the repository at its base commit, in its own sandbox."""
-        task = self._book.choose(options, self.np_random)
-        self._episode = None
-        run_of(task)  # fail now, not at the end, if the row does not define how its tests run
-        tree = await asyncio.to_thread(base_tree, task, self._repos_dir)
-        needs = needs_of(task, beside=self._file.parent, python=self.config.python)
-        sandbox = await self.open_sandbox(**sandbox_options(self._sandboxes, task, needs))
-        workspace = await unpack(sandbox, task, tree, needs)
-        self._episode = _Episode(task, tree, needs, workspace)
-        return _prompt(task, workspace), self._info(None)
+        self._state = None
+        task = self._tasks.choose(options, self.np_random)
+        self._state = _State(await self._tasks.start(self.open_sandbox, task))
+        tools = {"tools": function_specs()} if self.config.tools else {}
+        return f"{self._state.episode.statement}\n{self._help}\n", {**self._info(None), **tools}
 
     async def act(self, action: str) -> Step:
-        """Carry out one action; ``submit``, or the last turn, ends the episode with a grade."""
+        """Carry out an answer; ``submit``, or the last turn, ends the episode with a grade."""
         if not isinstance(action, str):
             raise TypeError(f"an answer is a str, not {action!r:.80}")
-        episode = self._present
-        if episode.is_over or self._sandbox is None:
+        state = self._present
+        if state.is_over or self._sandbox is None:
             raise ResetNeeded("the episode is over: call reset()")
-        episode.num_turns += 1
-        said = ""
-        try:
-            parsed = parse_action(action)
-        except ActionError as error:
-            parsed, said = None, str(error)
-        if parsed is not None and not isinstance(parsed, Submit):
-            said = await self._do(self._sandbox, parsed)
-            episode.expert_done(action)
-        if not isinstance(parsed, Submit) and episode.num_turns < self.config.max_turns:
-            return said, 0.0, False, False, self._info(None)
-        report = await self._graded(self._sandbox)
-        return _verdict(report), report.grade.reward, True, False, self._info(report)
+        state.num_turns += 1
+        calls = ToolAction.read(action).calls if self.config.tools else ()
+        texts, is_submitted = list[str](), False
+        for call in calls or (None,):
+            if is_submitted:
+                texts.append("The work has ended.")
+                continue
+            text, is_submitted = await self._answered(self._sandbox, action, call)
+            texts.append(text)
+        report = None
+        if is_submitted or state.num_turns >= self.config.max_turns:
+            report = await self._graded(self._sandbox)
+            texts[-1] = f"{texts[-1]}\n{_verdict(report)}".strip()
+        reward = 0.0 if report is None else report.grade.reward
+        over = report is not None
+        return _observation(calls, texts), reward, over, False, self._info(report)
 
     def oracle(self) -> str | None:
         """Return the next action that applies the gold patch, file by file, then ``submit``."""
-        episode = self._present
-        return None if episode.is_over else episode.expert[0]
+        state = self._present
+        return None if state.is_over else self._as_action([*state.expert, SUBMIT][0])
+
+    def typed_action(self, text: str) -> str:
+        """Return the action of a line that a person types: without a fence, or without JSON.
+
+        The first word decides whether it is a command or an edit.
+        """
+        if self.config.tools:
+            return text if ToolAction.read(text).calls else self._as_action(text.strip())
+        if fenced_blocks(text):
+            return text
+        is_edit = bool(text.split()) and text.split()[0] in VERBS
+        return fenced("edit", text) if is_edit else self._as_action(text)
 
     def secrets(self) -> tuple[str, ...]:
         """Return the gold patch and the hidden tests."""
@@ -119,28 +136,48 @@ class RepairEnv(SandboxEnv):
 
     def corpus(self) -> Iterator[str]:
         """Yield the prompts of the tasks of ``train``, and the expert's actions."""
-        for name in self._book.ids("train"):
-            task = self._book.tasks[name]
-            yield _prompt(task, Workspace("/work/repo", "", ""))
+        for name in self._tasks.book.ids("train"):
+            task = self._tasks.book.tasks[name]
+            yield f"{statement(task, WORK_REPO)}\n{self._help}\n"
             yield from expert_actions(task)
 
-    async def _do(self, sandbox: Sandbox, action: Action) -> str:
+    def _as_action(self, command: str) -> str:
+        """Return the answer with one command."""
+        if not self.config.tools:
+            return fenced("bash", command)
+        is_end = command == SUBMIT
+        call = Call(SUBMIT) if is_end else Call("bash", {"command": command})
+        return ToolAction("", (call,)).text()
+
+    async def _answered(self, sandbox: Sandbox, action: str, call: Call | None) -> tuple[str, bool]:
+        """Carry out an action or a call; return what is said to it, and whether it submits."""
         try:
-            if isinstance(action, Bash):
-                return await self._command(sandbox, action)
-            assert isinstance(action, Edit)
-            return await self._edit(sandbox, action)
+            if call is None and self.config.tools:
+                raise ActionError("Your answer held no call.")
+            parsed = parse_action(action) if call is None else called_action(call)
+        except ActionError as error:
+            return f"{error}\n\n{self._help}", False
+        if isinstance(parsed, Submit):
+            return "", True
+        try:
+            if isinstance(parsed, Bash):
+                said = await self._command(sandbox, parsed)
+                self._present.expert_done(parsed.command)
+                return said, False
+            return await self._edit(sandbox, parsed), False
         except OSError as error:  # the sandbox refuses it, for example if a folder is gone
-            return f"That could not be done: {error.strerror or error}"
+            return f"That could not be done: {error.strerror or error}", False
 
     async def _command(self, sandbox: Sandbox, action: Bash) -> str:
-        episode = self._present
+        episode = self._present.episode
         repo_dir = episode.workspace.repo_dir
+        keeps = self.config.shell == "persistent"
+        state = f"{episode.workspace.scratch}/rollart-shell" if keeps else ""
         result = await sandbox.exec(
-            action.argv,
+            action.argv(state),
             timeout_s=self.config.command_timeout_s,
             cwd=repo_dir,
-            env={**SHELL_ENV, **episode.needs.environ(repo_dir)},
+            env={**SHELL_ENV, **episode.needs.environ(repo_dir), "PATH": episode.path},
             max_output_bytes=_COMMAND_BYTES,
         )
         text = (result.stdout + result.stderr).decode("utf-8", "replace")
@@ -151,8 +188,8 @@ class RepairEnv(SandboxEnv):
         return cut_output(text.strip("\n"), self.config.max_output_chars) or "(no output)"
 
     async def _edit(self, sandbox: Sandbox, edit: Edit) -> str:
-        episode = self._present
-        path = str(Path(episode.workspace.repo_dir, edit.path))
+        state = self._present
+        path = str(Path(state.episode.workspace.repo_dir, edit.path))
         try:
             content = await sandbox.read_file(path)
         except FileNotFoundError:
@@ -164,7 +201,7 @@ class RepairEnv(SandboxEnv):
                 text = content.decode()
             except UnicodeDecodeError:
                 return f"{edit.path} is no text in UTF-8."
-        edited = episode.history.apply(edit, text)
+        edited = state.history.apply(edit, text)
         if edited.text != text:
             await self._write(sandbox, path, edited.text, was_there=text is not None)
         return cut_output(edited.message, self.config.max_output_chars)
@@ -182,91 +219,45 @@ class RepairEnv(SandboxEnv):
         await sandbox.write_file(path, text.encode("utf-8", "surrogateescape"), mode=mode)
 
     async def _graded(self, sandbox: Sandbox) -> Report:
-        """Extract the patch from the agent's sandbox, close it, and judge in another one."""
-        episode = self._present
-        episode.is_over = True
-        workspace = episode.workspace
-        try:
-            patch = await extract_patch(
-                sandbox,
-                repo_dir=workspace.repo_dir,
-                base=workspace.base,
-                index_path=f"{workspace.scratch}/rollart-index",
-            )
-        except (PatchError, OSError) as error:
-            return Report.none(episode.task, f"there is no difference to be had: {error}")
-        finally:
-            await self._give_back()
-        if not patch.strip():
-            return Report.none(episode.task, "nothing was changed")
-        return await judge_patch(
-            self._sandboxes,
-            episode.task,
-            episode.tree,
-            patch,
-            episode.needs,
-            timeout_s=self.config.test_timeout_s,
-            parity=self.config.judge == "parity",
-        )
+        state = self._present
+        state.is_over = True
+        return await self._tasks.graded(state.episode, sandbox, self._give_back)
 
     def _info(self, report: Report | None) -> dict[str, Any]:
-        episode = self._episode
-        parts = {"fail_to_pass": 0.0, "pass_to_pass": 0.0}
-        if report is not None:
-            grade = report.grade
-            parts = {"fail_to_pass": grade.fail_to_pass, "pass_to_pass": grade.pass_to_pass}
+        state = self._state
         return {
-            "instance": episode.task.instance_id if episode else "",
-            "turns": episode.num_turns if episode else 0,
+            "instance": state.episode.task.instance_id if state else "",
+            "turns": state.num_turns if state else 0,
             "success": report is not None and report.grade.resolution == "full",
-            "reward_components": parts,
+            "reward_components": components_of(report),
             "resolution": report.grade.resolution if report else "",
         }
 
 
-class _Episode:
+class _State:
     """The state of an episode."""
 
-    def __init__(
-        self, task: RepairTask, tree: RepositoryTree | None, needs: Needs, workspace: Workspace
-    ) -> None:
-        self.task, self.tree, self.needs, self.workspace = task, tree, needs, workspace
+    def __init__(self, episode: RepairEpisode) -> None:
+        self.episode = episode
         self.history = History()
         self.num_turns = 0
         self.is_over = False
-        self.expert = list(expert_actions(task))
-        """The remaining actions of the expert."""
+        self.expert = list(expert_commands(episode.task))
+        """The remaining commands of the expert, without ``submit``."""
 
-    def expert_done(self, action: str) -> None:
-        """Record that an action was carried out, if it was the expert's next one."""
-        if len(self.expert) > 1 and action == self.expert[0]:
+    def expert_done(self, command: str) -> None:
+        """Record that a command was carried out, if it was the expert's next one."""
+        if [command] == self.expert[:1]:
             del self.expert[0]
 
 
-def expert_actions(task: RepairTask) -> Iterator[str]:
-    """Yield the actions that apply a task's gold patch, then ``submit``."""
-    for change in file_changes(task.patch):
-        lines = change.text.removesuffix("\n")
-        mark = "END_OF_PATCH"
-        while f"\n{mark}\n" in f"\n{lines}\n":
-            mark += "_"
-        yield _fenced(f"git apply --whitespace=nowarn - <<'{mark}'\n{lines}\n{mark}")
-    yield _fenced(SUBMIT)
-
-
-def _fenced(command: str) -> str:
-    longest = max((len(run) for run in re.findall(r"^`{3,}", command, re.MULTILINE)), default=2)
-    fence = "`" * (longest + 1)
-    return f"{fence}bash\n{command}\n{fence}"
-
-
-def _prompt(task: RepairTask, workspace: Workspace) -> str:
-    return (
-        f"The repository {task.repo} lies in {workspace.repo_dir}. Mend this issue in it:\n\n"
-        f"{task.problem_statement.strip()}\n\n"
-        "Tests that you do not see will judge the change; changes of tests and of what configures "
-        f"them do not count.\n\n{HELP}\n"
-    )
+def _observation(calls: tuple[Call, ...], texts: list[str]) -> Observation:
+    if not calls:
+        return texts[0]
+    return [
+        Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
+        for call, text in zip(calls, texts, strict=True)
+    ]
 
 
 def _verdict(report: Report) -> str:

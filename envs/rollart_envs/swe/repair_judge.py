@@ -331,6 +331,9 @@ async def _reported(
         "runner": run.runner,
         "packages": list(needs.python_path),
         "sources": [str(repo / path) for path in needs.source_path],
+        "environment": f"{workspace.scratch}/python-{secrets.token_hex(4)}"
+        if needs.python_path
+        else "",
     }
     result = await _exec(
         sandbox,

@@ -2,9 +2,10 @@ r"""Run tests in one process and observe them from another: one file for Python 
 
 Takes: one JSON line on stdin, and the runner's arguments after the program: ``{"nonce": ...,
 "path": ..., "runner": "pytest", "unittest", "django" or "sympy", "packages": [...], "sources":
-[...]}`` (the last two are folders for ``sys.path``), and the input of :class:`guard.Guard` and
-``plugins``. Gives: a file of JSON lines, each numbered and signed with the nonce; the last one has
-the runner's exit code. Never: exposes the nonce or the file to the tests' process, or prints.
+[...]}`` (the last two are folders for ``sys.path``), ``environment`` (a folder for the virtual
+environment of processes that the tests start), and the input of :class:`guard.Guard`. Gives: a file
+of JSON lines, each numbered and signed with the nonce; the last one has the runner's exit code.
+Never: exposes the nonce or the file to the tests' process, or prints.
 
     observer (this process)                          tests (its child, forked before the nonce came)
       the nonce, the report  <-- lines with a key --   guard, reporter, runner, the tested code
@@ -234,9 +235,14 @@ def expect_plugins(guard: Any, manager: Any) -> None:
         path = getattr(module, "__file__", None)
         if isinstance(path, str):
             guard.expect_plugin(path)
-    for name, hook in list(vars(manager.hook).items()):
-        for found in hook.get_hookimpls() if hasattr(hook, "get_hookimpls") else ():
-            guard.expect_hook(name, found.function)
+    guard.expect_hooks(
+        [
+            (name, found.function)
+            for name, hook in list(vars(manager.hook).items())
+            if hasattr(hook, "get_hookimpls")
+            for found in hook.get_hookimpls()
+        ]
+    )
 
 
 def reporter(write: Any, guard: Any, failed: set[str]) -> Any:
@@ -352,8 +358,32 @@ def look_in(folders: list[str]) -> None:
     sys.path[: 0 if isolated else 1] = [os.getcwd(), *folders]
 
 
+def environment(folder: str, found_in: list[str]) -> None:
+    """Let processes that the tests start import from folders, also if they set PYTHONPATH.
+
+    It is a virtual environment, as the tests have where their project is installed.
+    """
+    python = os.path.realpath(sys.executable)
+    name = "python" + ".".join(map(str, sys.version_info[:2]))
+    programs = os.path.join(folder, "bin")
+    site = os.path.join(folder, "lib", name, "site-packages")
+    for path in (programs, site):
+        os.makedirs(path)
+    for link in ("python", "python3", name):
+        os.symlink(python, os.path.join(programs, link))
+    with open(os.path.join(folder, "pyvenv.cfg"), "w") as file:
+        file.write("home = " + os.path.dirname(python) + "\n")
+    with open(os.path.join(site, "task.pth"), "w") as file:
+        file.writelines(path + "\n" for path in found_in)
+    sys.executable = os.path.join(programs, "python")
+    os.environ["PATH"] = programs + os.pathsep + os.environ.get("PATH", os.defpath)
+    os.environ.pop("PYTHONPATH", None)
+
+
 def run_tests(order: dict[str, Any], lines_to: int) -> int:
     """Run the tests with a reporter; return the runner's exit code."""
+    if folder := order.pop("environment", ""):
+        environment(folder, [*(order["sources"] or [os.getcwd()]), *order["packages"]])
     sys.path[1:1] = order.get("packages", [])
     guard, others, write = connected(order, lines_to)
     sys.modules["__main__"] = types.ModuleType("__main__")

@@ -19,7 +19,7 @@ import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -47,12 +47,26 @@ class TaskFailure(EnvironmentFailure):
     retryable = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RepositoryTree:
     """The files of a repository at one commit."""
 
     archive: bytes
     """A ``.tar.gz``."""
+    committed: CommittedTree | None = field(default=None, compare=False)
+    """The same as a git repository; None until one sandbox has made it."""
+    is_asked: bool = field(default=False, compare=False)
+    """Whether a sandbox makes it now, or could not."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedTree:
+    """A tree that was committed in a sandbox, before anything else ran there."""
+
+    archive: bytes
+    """A ``.tar.gz`` of the repository, with ``.git``."""
+    base: str
+    """The hash of its only commit."""
 
 
 def base_tree(task: RepairTask, repos_dir: Path | None) -> RepositoryTree | None:

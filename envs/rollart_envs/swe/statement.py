@@ -7,10 +7,11 @@ line of the patch: texts that contain one are left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from rollart_envs.swe.suite import Failed
+from rollart_envs.swe.suite import Failed, Script
 
 MAX_SHOWN: Final = 4
 """Maximum number of tests that are described in detail."""
@@ -23,8 +24,37 @@ _BARE_NAME: Final = re.compile(r"[\[({]*[A-Za-z_]\w*[])},:]*")
 """A line with only a name, as in lists of imports: a statement has to be able to name it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A script that fails without the patch and passes with it, and what it shows."""
+
+    script: Script
+    actual: str
+    """The value of its expression, or the error, without the patch."""
+    expected: str
+    """The value with the patch; empty if there is none."""
+    is_error: bool = False
+    """Whether there is an error instead of a value without the patch."""
+
+    def lines(self) -> list[str]:
+        """Return the script and its results in Markdown."""
+        told = f"`{' '.join(self.script.value.split())}`" if self.expected else "It"
+        told += " fails with:" if self.is_error else " gives:"
+        text = ["```python", *self.script.text.splitlines(), "```", ""]
+        text += [told, "", "```", *self.actual.splitlines(), "```", ""]
+        if not self.expected:
+            return [*text, "It should end without an error.", ""]
+        return [*text, "It should give:", "", "```", *self.expected.splitlines(), "```", ""]
+
+
 def statement(
-    project: str, failures: Mapping[str, Failed], patch: str, *, never: Iterable[str] = ()
+    project: str,
+    failures: Mapping[str, Failed],
+    patch: str,
+    *,
+    never: Iterable[str] = (),
+    shows: Mapping[str, Shown] | None = None,
+    of_bugs: Sequence[Collection[str]] = (),
 ) -> str:
     """Return a description of what is wrong with a project, from its failing tests.
 
@@ -33,12 +63,17 @@ def statement(
         failures: Test id -> why it failed; at least one.
         patch: The gold patch.
         never: More texts that must not be shown, such as a commit's hash.
+        shows: Test id -> a script that shows the same failure.
+        of_bugs: The tests that detect each bug; one of each is shown.
     """
     hidden = [*changed_lines(patch), *filter(None, never)]
-    shown = _chosen(failures)
+    scripts = {
+        t: one for t, one in (shows or {}).items() if not _holds("\n".join(one.lines()), hidden)
+    }
+    shown = _chosen(failures, scripts, of_bugs)
     text = [f"Some of what {project} should do, it does not do, or does wrongly.", ""]
     for test in shown:
-        text += _told(test, failures[test], hidden)
+        text += _told(test, failures[test], hidden, scripts.get(test))
     rest = len({_function(t) for t in failures}) - len(shown)
     if rest > 0:
         text += [f"{_number(rest, 'more check')} of the same behaviour {_verb(rest)}.", ""]
@@ -68,23 +103,35 @@ def leaked(text: str, patch: str) -> tuple[str, ...]:
     return tuple(line for line in changed_lines(patch) if _stands_in(line, text))
 
 
-def _chosen(failures: Mapping[str, Failed]) -> list[str]:
-    """Return one test of each function, with different errors first."""
+def _chosen(
+    failures: Mapping[str, Failed],
+    scripts: Mapping[str, Shown],
+    of_bugs: Sequence[Collection[str]],
+) -> list[str]:
+    """Return one test of each function: one of each bug first, then different errors.
+
+    Tests with a script come before others.
+    """
     by_function: dict[str, str] = {}
-    for test in sorted(failures):
+    tests = sorted(failures, key=lambda test: (test not in scripts, test))
+    for test in tests:
         by_function.setdefault(_function(test), test)
+    first = [next((t for t in tests if t in one), "") for one in of_bugs]
     fresh: dict[str, str] = {}
     for test in by_function.values():
         fresh.setdefault(_shape(failures[test]), test)
-    first = list(fresh.values())
-    return [*first, *(t for t in by_function.values() if t not in first)][:MAX_SHOWN]
+    rest = [t for t in (*fresh.values(), *by_function.values()) if t in scripts or not scripts]
+    shown = dict.fromkeys((*filter(None, first), *rest))
+    return list(shown)[:MAX_SHOWN]
 
 
-def _told(test: str, failed: Failed, hidden: list[str]) -> list[str]:
+def _told(test: str, failed: Failed, hidden: list[str], shown: Shown | None) -> list[str]:
     text = [f"## {_words(test)}", ""]
     doc = _first_paragraph(failed.doc)
     if doc and not _holds(doc, hidden):
         text += [doc, ""]
+    if shown is not None:
+        return text + shown.lines()
     tried = [_tidied(line) for line in failed.tried if not _holds(line, hidden)]
     if tried:
         text += ["Expected:", "", "```python", *tried, "```", ""]

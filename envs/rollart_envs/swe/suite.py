@@ -30,13 +30,54 @@ with tarfile.open(sys.argv[1]) as tar:
 os.unlink(sys.argv[1])
 print("".join(path + "\\n" for path in sys.argv[3:] if not os.access(path, os.R_OK | os.X_OK)))
 """
+_TRY: Final = """\
+import contextlib, io, json, sys
+
+sys.path[:1] = ["."]
+results = []
+for script in json.load(sys.stdin):
+    said = {"error": "", "value": ""}
+    for what, text in (("error", script["check"]), ("value", script["value"])):
+        scope = {"__name__": "__main__"}
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                exec(script["setup"], scope)
+                if what == "error":
+                    exec(text, scope)
+                elif text:
+                    said[what] = repr(eval(text, scope))
+            except BaseException as error:
+                if what == "error":
+                    said[what] = (type(error).__name__ + ": " + str(error)).rstrip(": ")
+    results.append(said)
+print("\\n" + json.dumps(results))
+"""
 RAN: Final = (0, 1)
 """pytest's exit codes if the tests ran to the end."""
 NO_TESTS: Final = 5
 
 
+_FIELDS: Final = ("setup", "check", "value")
+
+
 class FilesRefused(Exception):
     """Files that cannot be written into a sandbox's tree; the message has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a test does, as a script."""
+
+    setup: str
+    check: str
+    """Raises an error if the test fails."""
+    value: str = ""
+    """The expression whose value is checked; empty if there is none."""
+
+    @property
+    def text(self) -> str:
+        """The script as a whole."""
+        return f"{self.setup}\n\n{self.check}" if self.setup else self.check
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +90,8 @@ class Failed:
     """The test's docstring."""
     tried: tuple[str, ...] = ()
     """The expectation that failed, with values filled in."""
+    script: Script | None = None
+    """A script that does the same; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +137,7 @@ class Suite:
 
     def import_path(self) -> str:
         """Return the sandbox's PYTHONPATH."""
-        own = [f"{REPO_DIR}/{path}" for path in self.source_path]
+        own = [f"{REPO_DIR}/{path}" if path != "." else REPO_DIR for path in self.source_path]
         return ":".join([*own, *map(str, self.python_path)])
 
     async def open(self, tree: bytes) -> Checkout:
@@ -177,6 +220,33 @@ class Checkout:
             report = b""
         return _suite_run(report, done)
 
+    async def try_scripts(
+        self,
+        scripts: Sequence[Script],
+        *,
+        files: Mapping[str, bytes | None] | None = None,
+        timeout_s: float,
+    ) -> list[dict[str, str]]:
+        """Run scripts on the tree with some files changed.
+
+        Returns:
+            For each script the ``error`` of its check, and the ``value`` of its expression, both
+            empty if there is none. No result at all if a script ended the process, or hangs.
+        """
+        await self._sandbox.restore(self._clean)
+        await self._change(files or {})
+        order = json.dumps([{name: getattr(one, name) for name in _FIELDS} for one in scripts])
+        path = self._suite.import_path()
+        env = {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+        done = await self._python(
+            "-c", _TRY, timeout_s=timeout_s, cwd=REPO_DIR, stdin=order.encode(), env=env
+        )
+        try:
+            results = json.loads(done.stdout.decode(errors="replace").strip().split("\n")[-1])
+        except ValueError:
+            return []
+        return results if isinstance(results, list) else []
+
     async def close(self) -> None:
         """Return the sandbox."""
         await self._suite.sandboxes.give_back(self._sandbox)
@@ -224,7 +294,9 @@ def _suite_run(report: bytes, done: ExecResult) -> SuiteRun:
     return SuiteRun(
         statuses={test: str(r["status"]) for test, r in tests.items()},
         failures={
-            test: Failed(str(r["message"]), str(r.get("doc") or ""), _texts(r.get("tried")))
+            test: Failed(
+                str(r["message"]), str(r.get("doc") or ""), _texts(r.get("tried")), _script(r)
+            )
             for test, r in tests.items()
             if "message" in r
         },
@@ -244,6 +316,11 @@ def _record(line: bytes) -> dict[str, object]:
     except ValueError:
         return {}
     return record if isinstance(record, dict) else {}
+
+
+def _script(record: Mapping[str, object]) -> Script | None:
+    said = record.get("script")
+    return Script(**said) if isinstance(said, dict) and said else None
 
 
 def _texts(value: object) -> tuple[str, ...]:

@@ -65,7 +65,11 @@ class TaskFolder:
 
     def ids(self) -> frozenset[str]:
         """Return the ids of the tasks in the folder."""
-        return frozenset(str(row.get("instance_id")) for row in _lines(self.tasks))
+        return frozenset(str(row.get("instance_id")) for row in self.rows())
+
+    def rows(self) -> Iterator[Mapping[str, object]]:
+        """Yield the tasks in the folder."""
+        return _lines(self.tasks)
 
     def add(self, row: Mapping[str, object]) -> None:
         """Add a task."""

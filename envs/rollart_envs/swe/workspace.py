@@ -15,11 +15,13 @@ from typing import Final
 
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import SandboxFailure
-from rollart_envs.swe.repository import RepositoryTree, TaskFailure
+from rollart_envs.swe.repository import CommittedTree, RepositoryTree, TaskFailure
 from rollart_envs.swe.task import RepairTask
 from rollart_sandboxes.pool.source import SandboxSource
 
 ARCHIVE: Final = "base.tar.gz"
+WORK_REPO: Final = "/work/repo"
+"""Folder of a repository in most sandboxes."""
 _UNPACK_S: Final = 300.0
 IMAGE_REPO: Final = "/testbed"
 _FROM_ARCHIVE: Final = """
@@ -28,6 +30,19 @@ mkdir repo
 tar -xzf base.tar.gz -C repo
 rm base.tar.gz
 cd repo
+"""
+_FROM_COMMITTED: Final = """
+set -e
+tar -xpzof base.tar.gz
+rm base.tar.gz
+cd repo
+pwd
+"""
+_PACKED: Final = "packed.tar.gz"
+_PACK: Final = """
+set -e
+git -C repo repack -adq
+tar -czf packed.tar.gz repo
 """
 _FROM_IMAGE: Final = """
 set -e
@@ -146,22 +161,74 @@ async def unpack(
 ) -> Workspace:
     """Put a tree into a sandbox, or use the one of its image, set it up and commit it.
 
+    The first sandbox of a tree gives the host a copy, which the next ones unpack. No agent and no
+    patch have acted in it, and each sandbox has files of its own. Trees with set-up commands are
+    not shared, because these can write elsewhere too.
+
     Raises:
         SandboxFailure: If the sandbox is gone, or has no disk space, no git or no tar.
         TaskFailure: If a set-up command of the task fails.
     """
+    if tree is not None and tree.committed is not None and not needs.setup:
+        return await _copied(sandbox, task, tree.committed)
+    workspace = await _committed(sandbox, task, tree, needs)
+    if tree is not None and not needs.setup and not tree.is_asked:
+        tree.is_asked = True
+        try:
+            tree.committed = await _packed(sandbox, workspace)
+        except BaseException:
+            tree.is_asked = False
+            raise
+    return workspace
+
+
+async def _committed(
+    sandbox: Sandbox, task: RepairTask, tree: RepositoryTree | None, needs: Needs
+) -> Workspace:
+    """Unpack a tree, or use the one of the image, set it up and commit it."""
     if tree is not None:
         await sandbox.write_file(ARCHIVE, tree.archive)
     script = _FROM_IMAGE.format(folder=shlex.quote(needs.image_repo))
     script = (script if tree is None else _FROM_ARCHIVE) + _set_up(needs) + _COMMIT
     dates = {"GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE}
     env = {**needs.environ(""), **dates} if needs.setup else dates
+    base, repo_dir = await _lines(sandbox, task, script, env, 2)
+    scratch = "/tmp" if tree is None else str(PurePosixPath(repo_dir).parent)
+    return Workspace(repo_dir, base, scratch)
+
+
+async def _copied(sandbox: Sandbox, task: RepairTask, kept: CommittedTree) -> Workspace:
+    """Unpack a repository that another sandbox has committed."""
+    await sandbox.write_file(ARCHIVE, kept.archive)
+    (repo_dir,) = await _lines(sandbox, task, _FROM_COMMITTED, {}, 1)
+    return Workspace(repo_dir, kept.base, str(PurePosixPath(repo_dir).parent))
+
+
+async def _packed(sandbox: Sandbox, workspace: Workspace) -> CommittedTree | None:
+    """Return a copy of the repository for other sandboxes; None if it cannot be read whole."""
+    path = f"{workspace.scratch}/{_PACKED}"
+    script = ("sh", "-c", _PACK)
+    done = await sandbox.exec(script, timeout_s=_UNPACK_S, cwd=workspace.scratch)
+    try:
+        archive = await sandbox.read_file(path) if done.exit_code == 0 else b""
+    except (OSError, ValueError):  # larger than the sandbox's limit
+        archive = b""
+    removed = await sandbox.exec(("rm", "-f", path), timeout_s=_UNPACK_S)
+    if removed.exit_code != 0:
+        raise SandboxFailure(f"{path} cannot be removed", boundary="swe.unpack")
+    return CommittedTree(archive, workspace.base) if archive else None
+
+
+async def _lines(
+    sandbox: Sandbox, task: RepairTask, script: str, env: Mapping[str, str], count: int
+) -> list[str]:
+    """Run a script that unpacks a repository, and return the lines that it prints."""
     result = await sandbox.exec(("sh", "-c", script), timeout_s=_UNPACK_S, env=env)
     lines = result.stdout.decode(errors="replace").split()
     if result.exit_code == _SET_UP_FAILED:
         said = result.stderr.decode(errors="replace").strip()[-300:]
         raise _failure(task, f"a set-up command failed: {said}")
-    if result.exit_code != 0 or result.timed_out or len(lines) != 2:
+    if result.exit_code != 0 or result.timed_out or len(lines) != count:
         said = (result.stdout + result.stderr).decode(errors="replace").strip()[-300:]
         failure = SandboxFailure(
             f"{task.instance_id}: the repository could not be put into the sandbox, which needs git"
@@ -170,10 +237,7 @@ async def unpack(
         )
         failure.retryable = result.exit_code != 127  # no git in the image: use another image
         raise failure
-    base, repo_dir = lines
-    return Workspace(
-        repo_dir, base, "/tmp" if tree is None else str(PurePosixPath(repo_dir).parent)
-    )
+    return lines
 
 
 def _set_up(needs: Needs) -> str:

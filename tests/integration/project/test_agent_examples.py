@@ -7,17 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.gateways import LIMITS
+from support.gateways import LIMITS, agent_parts
 from support.talks import result
 from support.tool_templates import call_text, tool_tokenizer
 
 from rollart_core.config.load import load_config
 from rollart_core.config.resolve import resolve_run
-from rollart_core.contracts.reward import RewardResult
-from rollart_core.gateway.gateway import Gateway, GatewaySettings
-from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker
-from rollart_core.rollout.env_worker import EnvRef, EnvWorker
+from rollart_core.rollout.agent_episode import run_agent_episode
+from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.types import Task, Ticket
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -49,32 +46,17 @@ class Clerk:
         pass
 
 
-async def env_return(request):
-    return RewardResult(request.env_return)
-
-
 def test_the_openai_agent_calls_its_tool_and_each_episode_is_one_row(monkeypatch):
     pytest.importorskip("openai")
     monkeypatch.syspath_prepend(str(EXAMPLES / "openai_agent"))
     tokenizer = tool_tokenizer("hermes")
     engine = Clerk(tokenizer)
-
-    async def start():
-        return LocalWorker(EnvWorker())
+    env, limits = EnvRef(ID), replace(LIMITS, max_new_tokens=200)
 
     async def main():
-        gateway = Gateway(engine, tokenizer, GatewaySettings(max_context_tokens=3000))
-        pool = EnvPool(start, num_workers=1)
-        await gateway.start()
-        await pool.start()
-        try:
-            limits = replace(LIMITS, max_new_tokens=200)
-            parts = AgentDependencies(EnvRef(ID), pool, gateway, env_return, limits)
+        async with agent_parts(env, engine, limits, max_context_tokens=3000) as parts:
             tickets = [Ticket(f"g{i}.0", Task(ID, "train", i, i), f"g{i}", 0) for i in range(4)]
             return await asyncio.gather(*(run_agent_episode(t, 0, parts) for t in tickets))
-        finally:
-            await pool.close()
-            await gateway.close()
 
     for trajectory in asyncio.run(main()):
         assert trajectory.failure is None
@@ -85,7 +67,8 @@ def test_the_openai_agent_calls_its_tool_and_each_episode_is_one_row(monkeypatch
         assert sample.num_loss_tokens == sum(turn.num_new_tokens for turn in trajectory.turns)
 
 
-def test_the_config_of_mini_swe_agent_can_be_run():
-    run = resolve_run(load_config(EXAMPLES / "mini_swe_agent/run.yaml"))
+@pytest.mark.parametrize("name", ["run.yaml", "repair.yaml"])
+def test_the_config_of_mini_swe_agent_can_be_run(name):
+    run = resolve_run(load_config(EXAMPLES / "mini_swe_agent" / name))
     assert run.envs[0].spec.kind == "agent"
     assert "{task}" in run.env.options["program"][-1]

@@ -9,17 +9,14 @@ from typing import ClassVar
 import pytest
 from support.chat_templates import tokenizer_with
 from support.clock import pass_s
-from support.gateways import LIMITS, Scripted
+from support.gateways import LIMITS, Scripted, agent_parts, env_return
 from support.pace import scaled, until
 from support.talks import result
 
-from rollart_core.contracts.reward import RewardResult
 from rollart_core.errors import InferenceFailure
-from rollart_core.gateway.gateway import Gateway, GatewaySettings
 from rollart_core.rollout import agent_episode, loop
-from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker
-from rollart_core.rollout.env_worker import EnvRef, EnvWorker
+from rollart_core.rollout.agent_episode import run_agent_episode
+from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.types import FailureKind, Task, Ticket
 from rollart_testing.agents import FakeAgent
 
@@ -66,30 +63,13 @@ class Parrot(Scripted):
         return result(ids[: request.max_new_tokens], len(self.requests), "stop")
 
 
-async def env_return(request):
-    return RewardResult(request.env_return)
-
-
 @asynccontextmanager
 async def agents(engine=None, *, score=env_return, limits=None, **options):
     """Give the parts of episodes of a fake agent, its pool and the engine."""
-    tokenizer = tokenizer_with("ours")
-    engine = engine or Parrot(tokenizer)
-    gateway = Gateway(engine, tokenizer, GatewaySettings(max_context_tokens=2000, seed=1))
-
-    async def start():
-        return LocalWorker(EnvWorker())
-
-    pool = EnvPool(start, num_workers=1)
-    await gateway.start()
-    await pool.start()
-    try:
-        full = replace(LIMITS, **(limits or {}))
-        env = EnvRef(f"{__name__}:Signalling", options)
-        yield AgentDependencies(env, pool, gateway, score, full), pool, engine
-    finally:
-        await pool.close()
-        await gateway.close()
+    engine = engine or Parrot(tokenizer_with("ours"))
+    env, full = EnvRef(f"{__name__}:Signalling", options), replace(LIMITS, **(limits or {}))
+    async with agent_parts(env, engine, full, max_context_tokens=2000, score=score) as parts:
+        yield parts, parts.envs, engine
 
 
 async def no_thread_is_left():

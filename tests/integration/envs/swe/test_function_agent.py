@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 from support.chat_templates import tokenizer_with
-from support.gateways import LIMITS, Scripted
+from support.gateways import LIMITS, Scripted, agent_parts
 from support.sandbox_types import HELD, IN_DOCKER, missing, no_bubblewrap
 
-from rollart_core.contracts.reward import RewardResult
-from rollart_core.gateway.gateway import Gateway, GatewaySettings
-from rollart_core.rollout.agent_episode import AgentDependencies, run_agent_episode
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
-from rollart_core.rollout.env_worker import EnvRef, EnvWorker
+from rollart_core.rollout.agent_episode import run_agent_episode
+from rollart_core.rollout.env_pool import PhaseTimeouts
+from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.types import FailureKind, Task, Ticket
 from rollart_envs.swe.function_agent import FunctionRepairAgent
 
@@ -23,30 +21,14 @@ TICKET = Ticket("g0.0", Task(ID, "train", 0, 7), "g0", 0)
 needs_isolation = pytest.mark.skipif(bool(no_bubblewrap()), reason=no_bubblewrap() or "bubblewrap")
 
 
-async def env_return(request):
-    return RewardResult(request.env_return)
-
-
 @asynccontextmanager
 async def boxed(answers, limits=None, **options):
-    tokenizer = tokenizer_with("ours")
-    engine = Scripted(tokenizer, answers)
-    gateway = Gateway(engine, tokenizer, GatewaySettings(max_context_tokens=4000, seed=1))
-
-    async def start():
-        return LocalWorker(EnvWorker())
-
-    pool = EnvPool(start, num_workers=1)
-    await gateway.start()
-    await pool.start()
-    try:
-        given = {"sandbox": "bubblewrap", **options}
-        more = {"timeouts": PhaseTimeouts(60, 60), "max_new_tokens": 600, "episode_s": 100}
-        full = replace(LIMITS, **{**more, **(limits or {})})
-        yield AgentDependencies(EnvRef(ID, given), pool, gateway, env_return, full), engine
-    finally:
-        await pool.close()
-        await gateway.close()
+    engine = Scripted(tokenizer_with("ours"), answers)
+    env = EnvRef(ID, {"sandbox": "bubblewrap", **options})
+    more = {"timeouts": PhaseTimeouts(60, 60), "max_new_tokens": 600, "episode_s": 100}
+    full = replace(LIMITS, **{**more, **(limits or {})})
+    async with agent_parts(env, engine, full, max_context_tokens=4000) as parts:
+        yield parts, engine
 
 
 def play(answers, **options):

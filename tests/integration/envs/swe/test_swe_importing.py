@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.sandbox_types import no_bubblewrap
-from support.swe_repositories import SHAPES, git, pytest_packages, shapes_task
+from support.swe_repositories import SHAPES, git, pytest_packages, shapes_task, write
 
-from rollart_core.errors import UserError
+from rollart_core.errors import SandboxFailure, UserError
 from rollart_core.rollout import loop
 from rollart_envs.swe import environment, official_rows
 from rollart_envs.swe.harness import SetUp
@@ -106,7 +106,7 @@ def test_rows_that_run_become_sound_tasks_and_the_others_say_why_not(
 def test_the_folder_is_all_that_a_task_needs_and_has_no_history(tmp_path, sandboxes, installed):
     row = shapes_task(tmp_path / "repos", "pytest", version="1.0", install_config=CONFIG)
     _, (task,) = imported(tmp_path, [row], sandboxes)
-    assert task["source_path"] == []
+    assert task["source_path"] == ["."]
     shutil.rmtree(tmp_path / "repos")
     moved = tmp_path / "moved"
     (tmp_path / "out").rename(moved)
@@ -159,6 +159,56 @@ def test_a_row_without_a_mirror_needs_containers(tmp_path, sandboxes):
     row = {"instance_id": "a", "repo": "a/a"}
     with pytest.raises(UserError, match="give --mirror DIR with git repositories, or --sandbox"):
         imported(tmp_path, [row], sandboxes, mirror=None)
+
+
+def test_the_base_commit_decides_which_pins_of_its_version_are_installed(
+    tmp_path, sandboxes, installed
+):
+    row = shapes_task(tmp_path / "repos", "pytest", version="1.0")
+    folder = tmp_path / "repos/acme__shapes"
+    commits = []
+    for allowed in ("a<2", "a>=2"):
+        project = f'[project]\nname = "shapes"\nversion = "1"\ndependencies = ["{allowed}"]\n'
+        write(folder, {"pyproject.toml": project})
+        git(folder, "add", "-A")
+        git(folder, "commit", "-q", "-m", "x")
+        commits.append(git(folder, "rev-parse", "HEAD").strip())
+    config = {**CONFIG, "pip_packages": ["a==2.1", "b==1"]}
+    more = {"install_config": config, "environment_setup_commit": commits[1]}
+    rows = [
+        {**row, **more, "instance_id": name, "base_commit": commit}
+        for name, commit in zip(("old", "new"), commits, strict=True)
+    ]
+    _, tasks = imported(tmp_path, rows, sandboxes, is_validated=False, jobs=1)
+    assert [one["requirements"][1:] for one in installed] == [
+        ["setuptools", "b==1", "pytest"],
+        ["setuptools", "a==2.1", "b==1", "pytest"],
+    ]
+    assert len({tuple(task["python_path"]) for task in tasks}) == 2
+
+
+class WithoutImages:
+    """A source of sandboxes whose engine has no image."""
+
+    def __init__(self, source) -> None:
+        self._source, self.options = source, source.options
+        self.give_back = source.give_back
+
+    async def take(self, **needs):
+        if "image" in needs:
+            raise SandboxFailure(f"there is no image {needs['image']!r}", boundary="sandbox.start")
+        return await self._source.take(**needs)
+
+
+def test_a_row_whose_image_is_not_there_is_listed_and_the_others_go_on(
+    tmp_path, sandboxes, installed
+):
+    row = shapes_task(tmp_path / "repos", "pytest", version="1.0", install_config=CONFIG)
+    lost = {**row, "instance_id": "lost", "repo": "acme/other", "docker_image": "mine:1"}
+    source = WithoutImages(sandboxes)
+    found, tasks = imported(tmp_path, [lost, row], source, has_images=True)
+    assert found.why_not == {"lost": "there is no image 'mine:1'"}
+    assert [task["instance_id"] for task in tasks] == [row["instance_id"]]
 
 
 def test_rows_with_images_are_written_for_containers(tmp_path, sandboxes):

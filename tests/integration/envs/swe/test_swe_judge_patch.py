@@ -73,6 +73,36 @@ def test_gold_is_full_and_nothing_is_none(bench, name):
     assert "FAILED" in empty.log
 
 
+def test_processes_of_tests_import_as_from_an_installed_project(bench):
+    """They set PYTHONPATH, start in another folder, or are found on the PATH."""
+    code = "import pytest, shapes; print(shapes.area(2, 3), end='')"
+    test = (
+        "import os\nimport subprocess\nimport sys\n\nimport pytest\n\n\n"
+        "@pytest.mark.parametrize('python', [sys.executable, 'python'])\n"
+        "@pytest.mark.parametrize('path', [None, '', 'tests:'])\n"
+        "def test_elsewhere(python, path, tmp_path):\n"
+        "    env = {**os.environ, **({} if path is None else {'PYTHONPATH': path})}\n"
+        f"    command = [python, '-c', {code!r}]\n"
+        "    assert subprocess.check_output(command, cwd=tmp_path, env=env) == b'6'\n"
+    )
+    task = bench.tasks["pytest"]
+    task = replace(
+        task,
+        test_patch=bench.diff("pytest", {"tests/test_elsewhere.py": test}),
+        fail_to_pass=tuple(
+            f"tests/test_elsewhere.py::test_elsewhere[{path}-{python}]"
+            for path in ("None", "", "tests:")
+            for python in ("python",)
+        ),
+        pass_to_pass=(),
+    )
+    gold, empty = bench.judged(task, task.patch), bench.judged(task, "")
+    assert (gold.grade.resolution, gold.why, gold.grade.failed) == ("full", "", ()), gold.log
+    assert set(gold.statuses.values()) == {"PASSED"}
+    assert len(gold.statuses) == 6
+    assert set(empty.statuses.values()) == {"FAILED"}
+
+
 def test_a_log_is_read_where_a_shell_runs_the_tests(bench):
     command = "echo begin; /usr/bin/python3 -m unittest -v tests.test_shapes"
     ids = {

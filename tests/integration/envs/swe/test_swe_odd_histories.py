@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
-from support.swe_repositories import git
+from support.swe_repositories import git, write
 
 from rollart_envs.swe.make import Baseline, Bounds, Works
 from rollart_envs.swe.make_command import Made, MakeOrder, _make
-from rollart_envs.swe.mine import Limits, MineOrder, Packages, Pit, _mine, commits
+from rollart_envs.swe.mine import Limits, MineOrder, Packages, Pit, _mine, _Sites, commits
 from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.reader import read_repair_tasks
 from rollart_envs.swe.suite import Failed, FilesRefused, Suite, SuiteRun
 from rollart_envs.swe.task_folder import TaskFolder
+from rollart_sandboxes.pool.source import sandbox_source
 
 Files = Mapping[str, bytes | None]
 TEST = "def test_seen():\n    assert shelf.seen(1) == 2\n"
@@ -98,9 +100,12 @@ def test_a_bug_that_comes_twice_is_one_task(tmp_path: Path) -> None:
         {"repo": "shelf"},
         Bounds(several=1.0),
     )
-    made = asyncio.run(_make(MakeOrder("shelf", folder, count=99, jobs=1), works, [], heard))
-    assert made.outcomes["it is there already"] > 0
-    expect_sound(made, folder, made.outcomes["made"])
+    first, other = (
+        asyncio.run(_make(MakeOrder("shelf", folder, 99, seed, jobs=1), works, [], heard))
+        for seed in (0, 1)
+    )
+    assert first.outcomes["made"] == other.outcomes["it is there already"] > 0
+    expect_sound(first, folder, first.outcomes["made"])
 
 
 @pytest.fixture
@@ -129,6 +134,40 @@ def mined(history: Path, out: Path, refused: str = "") -> tuple[Made, TaskFolder
     head = mirror.git("rev-parse", "HEAD").strip()
     order = MineOrder(str(history), folder, count=9, jobs=1)
     return asyncio.run(_mine(order, pit, head, heard)), folder
+
+
+def test_a_commit_is_imported_from_its_own_folder_with_the_version_that_a_build_writes(
+    tmp_path: Path,
+) -> None:
+    """Its package is in ``src`` and imports its version; the newest commit moves it to the root."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    git(folder, "init", "-q", "--initial-branch=main")
+    scm = '[project]\nname = "shelf"\n[tool.setuptools_scm]\nwrite_to = "{}shelf/_version.py"\n'
+    own, tests = "src/shelf/__init__.py", "tests/test_shelf.py"
+    begin = "from shelf._version import version\n\n\ndef seen(x):\n    return x\n"
+    files: dict[str, str | None] = {"pyproject.toml": scm.format("src/"), own: begin}
+    fixed = {own: begin + "    # at last\n", tests: "from shelf import seen\n"}
+    moved = {own: None, "shelf/__init__.py": begin, "pyproject.toml": scm.format("")}
+    for change in ({**files, tests: ""}, fixed, moved):
+        write(folder, change)
+        git(folder, "add", "-A")
+        git(folder, "commit", "-q", "-m", "x")
+    git(folder, "tag", "2.1", "HEAD~2")
+    order = MineOrder(str(folder), TaskFolder(tmp_path / "out"), python_path=(tmp_path,))
+    mirror = Mirror.clone(str(folder), order.folder.mirror_path("shelf"))
+    sites = _Sites(order, "shelf", mirror, Suite(sandbox_source("bubblewrap"), ""), heard)
+    (commit,) = commits(mirror, "HEAD", Limits())
+    packages = sites.of(commit)
+    assert packages.suite.source_path == ("src",)
+    assert packages.fields["source_path"] == ["src"]
+    (command,) = packages.fields["setup"]  # type: ignore[misc]
+    assert "'2.1'" in str(command)
+    assert str(command).endswith("> src/shelf/_version.py")
+    assert b"version = __version__ = '2.1'" in packages.generated["src/shelf/_version.py"]
+    head = replace(commit, parent=mirror.git("rev-parse", "HEAD").strip())
+    assert sites.of(head).suite.source_path == (".",)
+    assert set(sites.of(head).generated) == {"shelf/_version.py"}
 
 
 def test_a_subject_may_begin_as_gits_own_lines_do(history: Path, tmp_path: Path) -> None:

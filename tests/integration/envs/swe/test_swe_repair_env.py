@@ -12,10 +12,13 @@ from support.swe_repositories import git, shapes_task
 
 from rollart_core.errors import ConfigError, SandboxFailure
 from rollart_core.rollout import loop
-from rollart_envs.swe.repair_env import RepairEnv, expert_actions
-from rollart_envs.swe.repository import TaskFailure
+from rollart_core.rollout.tools import Call, ToolAction
+from rollart_envs.swe.repair_env import RepairEnv
+from rollart_envs.swe.repair_episode import expert_actions
+from rollart_envs.swe.repository import RepositoryTree, TaskFailure, base_tree
 from rollart_envs.swe.task import repair_task
 from rollart_envs.swe.tools import Bash, parse_action
+from rollart_envs.swe.workspace import needs_of, unpack
 
 ISOLATIONS = {"process": {"id": "process", "trusted": True}, "bubblewrap": {"id": "bubblewrap"}}
 
@@ -82,6 +85,52 @@ def test_the_oracle_is_paid_and_who_does_nothing_is_not(env):
     assert submitted(env, bash("echo '# no' >> shapes/__init__.py"))[1] == 0.0
 
 
+_LISTING = "find . -path ./.git -prune -o -printf '%m %p %l\n' | sort; git ls-tree -r HEAD; git log"
+
+
+def test_sandboxes_that_unpack_a_copy_have_the_same_tree(env, folder):
+    row = json.loads((folder / "tasks.jsonl").read_text().splitlines()[0])
+    task = repair_task(row)
+    whole = base_tree(task, folder / "repos")
+    tree = RepositoryTree(whole.archive)
+    needs = needs_of(task, beside=None, python="")
+
+    async def listed() -> tuple[str, str]:
+        sandbox = await env._sandboxes.take()
+        try:
+            workspace = await unpack(sandbox, task, tree, needs)
+            cwd = workspace.repo_dir
+            done = await sandbox.exec(("sh", "-c", f"{_LISTING}; ls -A .."), timeout_s=60, cwd=cwd)
+        finally:
+            await env._sandboxes.give_back(sandbox)
+        return workspace.base, done.stdout.decode()
+
+    first = loop.run(listed())
+    assert tree.committed is not None
+    assert "shapes/__init__.py" in first[1]
+    assert first == loop.run(listed())
+
+
+def test_nothing_that_an_agent_does_to_its_tree_is_in_another_sandbox(env):
+    begun(env)
+    tree = env._present.episode.tree
+    kept = tree.committed
+    clean = env.step(bash(_LISTING))[0]
+    spoilt = "printf 'def area(*a):\n    return 12\n' > shapes/__init__.py; git config user.name x"
+    spoilt += "; echo 1 > tests/new.py; for f in base packed; do echo x > ../$f.tar.gz; done"
+    spoilt += (
+        "; git -c user.email=x commit -qam bad; rm -rf .git/objects; chmod -R a+rwx ..; echo gone"
+    )
+    assert env.step(bash(spoilt))[0].endswith("gone")
+    assert env.step(bash("submit"))[1] == 0.0
+    begun(env)
+    assert env._present.episode.tree is tree
+    assert tree.committed is kept
+    assert kept is not None
+    assert env.step(bash(_LISTING))[0] == clean
+    assert env.step(bash("git status --porcelain; git fsck; git rev-parse HEAD"))[0] == kept.base
+
+
 def test_commands_run_in_a_fresh_shell_and_files_stay(env):
     texts = said(
         env,
@@ -89,11 +138,109 @@ def test_commands_run_in_a_fresh_shell_and_files_stay(env):
         bash('pwd; echo "X=$X"; ls; exit 3'),
         bash("seq 100000"),
     )
-    assert texts[1].startswith(f"{env._present.workspace.repo_dir}\nX=\n")
+    assert texts[1].startswith(f"{env._present.episode.workspace.repo_dir}\nX=\n")
     assert texts[1].endswith("(exit code 3)")
     assert "characters left out" in texts[2]
     assert len(texts[2]) < 2200
     assert texts[2].endswith("100000")
+
+
+def test_what_a_command_prints_is_shown_in_order(env):
+    script = "import sys; print('b'); sys.stderr.write('c\\n'); print('d')"
+    (text,) = said(env, bash(f'echo a; python3 -c "{script}"; echo e >&2; echo f'))
+    assert text.split() == list("abcdef")
+
+
+def test_python_is_on_the_path_and_imports_the_repository(env):
+    texts = said(
+        env,
+        bash("python -m unittest tests.test_shapes"),
+        bash("cd /; command -v python; env -u PYTHONPATH python -c 'import sys; print(sys.path)'"),
+    )
+    assert "OK" in texts[0]
+    assert texts[1].startswith(env._present.episode.path.split(":")[0])
+
+
+def keeping(env, monkeypatch):
+    monkeypatch.setattr(env, "config", env.config.model_copy(update={"shell": "persistent"}))
+
+
+def test_a_persistent_shell_keeps_folder_variables_functions_and_options(env, monkeypatch):
+    keeping(env, monkeypatch)
+    texts = said(
+        env,
+        bash("cd tests; export X='a b'; Y=$'1\n2'; f() { echo \"f $1\"; }; shopt -s nullglob"),
+        bash('pwd; echo "$X/$Y"; env | grep ^X=; f 3; echo [nothing*]; exit 4'),
+        bash('echo "$X"; set -u; mkdir gone; cd gone; rmdir ../gone'),
+        bash("pwd; echo $UNSET; echo never"),
+        bash("set +u; false; echo $?"),
+    )
+    repo_dir = env._present.episode.workspace.repo_dir
+    assert texts[0] == "(no output)"
+    assert texts[1] == f"{repo_dir}/tests\na b/1\n2\nX=a b\nf 3\n\n\n(exit code 4)"
+    assert texts[2] == "a b"
+    assert texts[3].startswith(f"(the shell's folder is gone; now in {repo_dir})\n{repo_dir}\n")
+    assert "UNSET: unbound variable" in texts[3]
+    assert "never" not in texts[3]
+    assert texts[4] == "1"
+
+
+def test_a_persistent_shell_is_fresh_in_each_episode_and_after_a_stopped_command(env, monkeypatch):
+    keeping(env, monkeypatch)
+    said(env, bash("X=1"))
+    begun(env)
+    assert env.step(bash('echo "[$X]"; X=2'))[0] == "[]"
+    hurried = env.config.model_copy(update={"command_timeout_s": 0.5})
+    with monkeypatch.context() as patch:
+        patch.setattr(env, "config", hurried)
+        assert "stopped" in env.step(bash("X=3; sleep 600"))[0]
+    assert env.step(bash('echo "[$X]"'))[0] == "[2]"
+
+
+def called(name: str, **arguments: object) -> Call:
+    return Call(name, arguments, f"call_{name}")
+
+
+def test_function_calls_do_what_blocks_do(folder):
+    made = RepairEnv(sandbox=ISOLATIONS["process"], tasks=folder / "tasks.jsonl", tools=True)
+    try:
+        first, info = begun(made)
+        assert "call `submit`" in first
+        assert [spec["function"]["name"] for spec in info["tools"]][:2] == ["bash", "view"]
+        looked = made.step(
+            ToolAction(
+                "I look.",
+                (called("bash", command="ls"), called("view", path="shapes/__init__.py")),
+            ).text()
+        )[0]
+        assert [message["tool_call_id"] for message in looked] == ["call_bash", "call_view"]
+        assert "shapes" in looked[0]["content"]
+        assert "return w + h" in looked[1]["content"]
+        assert "no call" in made.step("I think.")[0]
+        replaced = called(
+            "str_replace", path="shapes/__init__.py", old="return w + h", new="return w * h"
+        )
+        end = ToolAction("", (replaced, called("submit"), called("bash", command="ls"))).text()
+        observation, reward, over, *_ = made.step(end)
+        assert (reward, over) == (1.0, True)
+        assert "The issue is mended." in observation[-1]["content"]
+        begun(made)
+        while (action := made.oracle()) is not None:
+            _, reward, *_ = made.step(action)
+        assert reward == 1.0
+    finally:
+        made.close()
+
+
+def test_what_a_person_types_is_an_action(env):
+    edit = "view shapes/__init__.py 1 1"
+    texts = said(env, env.typed_action("echo a"), env.typed_action(edit), env.typed_action("hi"))
+    assert texts[0] == "a"
+    assert "def area" in texts[1]
+    assert "hi: command not found" in texts[2]
+    assert env.typed_action(bash("ls")) == bash("ls")
+    begun(env)
+    assert env.step(env.typed_action("submit"))[2] is True
 
 
 def test_a_command_that_takes_too_long_is_stopped(env, monkeypatch):

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.ports import free_port
 
 from rollart_bench import mission
 from rollart_bench.chaos_run import Kill
@@ -20,6 +19,7 @@ from rollart_core.plugins import manager as plugins
 from rollart_core.plugins import registry
 from rollart_core.plugins.hookspecs import hookimpl
 from rollart_core.runtime.placement import demand_of, place
+from rollart_plugins.engines.server_process import free_port
 from rollart_ray import pools as ray_pools
 
 HOOK = "rollart_environments"

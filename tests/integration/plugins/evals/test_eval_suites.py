@@ -305,6 +305,18 @@ def test_columns_that_cannot_stand_together_are_told_before_anything_is_played(
     assert (code, json.loads(out)["columns"]) == (0, ["noop"])
 
 
+def test_all_tasks_can_be_evaluated(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.yaml"
+    process = "{id: process, trusted: true}"  # the only sandbox that works everywhere
+    entry = f"{{id: swe/Repair-v1, options: {{sandbox: {process}}}}}"
+    suite.write_text(f"suite: whole\nsplit: all\nenvs:\n  - {entry}\n")
+    started = begin(EvalRequest(str(suite), baselines=["oracle"], out=tmp_path / "suite"))
+    assert started.run.envs[0].evaluation_split == "all"
+    settings = ["evaluation.split=all", f"env.sandbox={process}"]
+    alone = EvalRequest(None, settings, "repair", baselines=["oracle"], out=tmp_path / "one")
+    assert begin(alone).run.envs[0].evaluation_split == "all"
+
+
 def test_what_decides_about_figures_cannot_change_in_the_middle(rollart_eval: Eval) -> None:
     asked = ("--env", FAKE, "--baseline", "noop", "evaluation.tasks=2", "--out", "e")
     assert rollart_eval(*asked)[0] == 0

@@ -17,7 +17,6 @@ import pytest
 from support import patient_ray as patient
 from support.pace import scaled
 from support.patient_ray import patient_ray
-from support.ports import free_port
 from support.ray_runs import (
     PLACEMENT_S,
     TEST_PATHS,
@@ -29,6 +28,7 @@ from support.whole_runs import num_trained, wait_for_batches
 from rollart_core.config.runtime import RayRuntime
 from rollart_core.store.audit import audit
 from rollart_core.training.process_group import own_address
+from rollart_plugins.engines.server_process import free_port
 from rollart_ray import local as ray_local
 from rollart_ray.cluster import RayCluster
 from rollart_ray.pools import ResourceSlot

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rollart_envs.swe import probe
 from rollart_envs.swe.hide import test_name as name_of
 from rollart_envs.swe.hide import without_tests
-from rollart_envs.swe.make import is_test_file
+from rollart_envs.swe.make import Baseline, Bounds, Works, candidates, changes_of, is_test_file
+from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.mutate import KINDS, is_another_program, mutated, mutations
-from rollart_envs.swe.statement import changed_lines, leaked, statement
-from rollart_envs.swe.suite import Failed
+from rollart_envs.swe.statement import Shown, changed_lines, leaked, statement
+from rollart_envs.swe.suite import Failed, Script, Suite
+from rollart_sandboxes.pool.source import sandbox_source
 
 SOURCE = '''\
 import functools
@@ -287,3 +292,156 @@ def test_the_probe_is_one_file_for_python_3_8() -> None:
 def test_expectations_of_an_error_name_it() -> None:
     (node,) = ast.parse("with pytest.raises(ValueError, match='x'):\n    f(1)\n").body
     assert list(probe.expected(node)) == ["f(1)  # raises ValueError"]
+
+
+TESTS_TO_REPEAT = """\
+import unittest
+import json as js
+from json import *
+import pytest
+
+LIMIT = 3
+
+
+def helper(x):
+    return x + LIMIT
+
+
+class TestA(unittest.TestCase):
+    def setUp(self):
+        self.limit = 4
+        self.other = object()
+
+    def test_call(self):
+        self.assertEqual(helper(self.limit), 8)
+
+    def test_values(self):
+        found = helper(1)
+        self.assertEqual(found, 5)
+
+    def test_raises(self):
+        with self.assertRaises(ValueError):
+            helper(2)
+
+    def test_object(self):
+        self.assertEqual(len(str(self.other)), 8)
+
+
+@pytest.mark.parametrize("n", [1])
+def test_loop(n):
+    rest = iter([1, 2, 3])
+    next(rest)
+    for k in (1, 2):
+        assert [next(rest)] == [n] * k
+
+
+def test_star():
+    assert dumps({}) == js.dumps([])
+"""
+
+
+def repeated(tmp_path: Path) -> dict[str, dict[str, str]]:
+    """Return test -> the script of the probe, from a run of pytest in another process."""
+    (tmp_path / "test_repeated.py").write_text(TESTS_TO_REPEAT)
+    report = tmp_path / "report.jsonl"
+    subprocess.run(
+        [sys.executable, str(probe.__file__), "-q", "-p", "no:cacheprovider", "test_repeated.py"],
+        input=json.dumps({"path": str(report), "calls": False}).encode() + b"\n",
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    records = [json.loads(line) for line in report.read_text().splitlines()]
+    return {r["id"].split("::")[-1]: r.get("script", {}) for r in records if "id" in r}
+
+
+def test_a_failing_test_becomes_a_script_with_all_that_it_needs(tmp_path: Path) -> None:
+    scripts = repeated(tmp_path)
+    helper = "LIMIT = 3\n\ndef helper(x):\n    return x + LIMIT"
+    call = scripts["test_call"]
+    assert (call["check"], call["value"]) == ("assert helper(4) == 8", "helper(4)")
+    assert call["setup"].replace("\n\n", "\n") == helper.replace("\n\n", "\n")
+    assert scripts["test_values"]["setup"].endswith("found = helper(1)")
+    assert scripts["test_values"]["check"] == "assert found == 5"
+    assert scripts["test_raises"]["check"].startswith("try:\n    helper(2)\nexcept ValueError:")
+    assert scripts["test_object"] == {}  # no script can have its object
+    loop = scripts["test_loop[1]"]["setup"]
+    assert "n = 1" in loop
+    assert loop.endswith("rest = iter([1, 2, 3])\nnext(rest)")
+    star = scripts["test_star"]["setup"]
+    assert set(star.splitlines()) == {"import json as js", "from json import dumps"}
+    for name in ("test_call", "test_values", "test_raises", "test_star"):
+        with pytest.raises(AssertionError):
+            exec(scripts[name]["setup"] + "\n" + scripts[name]["check"], {})
+
+
+def test_a_comparison_of_plain_values_is_no_expectation() -> None:
+    (statement_,) = ast.parse("self.assertEqual(1, 2)").body
+    assert list(probe.expected(statement_)) == []
+
+
+def shown(number: int) -> Shown:
+    return Shown(
+        Script("from shelf import f", f"assert f({number}) == 1", f"f({number})"), "0", "1"
+    )
+
+
+def test_a_statement_shows_a_script_of_each_bug() -> None:
+    failures = {f"tests/test_a.py::test_{n}": Failed(f"E{n}: no") for n in range(9)}
+    shows = {f"tests/test_a.py::test_{n}": shown(n) for n in (6, 7, 8)}
+    of_bugs = [{"tests/test_a.py::test_1"}, {"tests/test_a.py::test_8", "tests/test_a.py::test_0"}]
+    text = statement("shelf", failures, "", shows=shows, of_bugs=of_bugs)
+    assert "E1: no" in text
+    assert "from shelf import f\n\nassert f(8) == 1\n```\n\n`f(8)` gives:\n\n```\n0\n```" in text
+    assert "It should give:\n\n```\n1\n```" in text
+    assert "E0: no" not in text
+    assert "E2: no" not in text
+
+
+def test_a_script_with_a_line_of_the_patch_is_not_shown() -> None:
+    patch = "--- a/shelf.py\n+++ b/shelf.py\n@@ -1 +1 @@\n-x = 2\n+assert f(3) == 1\n"
+    failures = {"tests/test_a.py::test_3": Failed("E3: no")}
+    text = statement("shelf", failures, patch, shows={"tests/test_a.py::test_3": shown(3)})
+    assert "f(3)" not in text
+    assert "E3: no" in text
+
+
+def works(tmp_path: Path, **options: Any) -> Works:
+    folder = tmp_path / "package"
+    for name in ("shelf.py", "tools/run.py", "setup.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("def f(a, b):\n    return a < b\n\n\ndef g(a):\n    return -a\n")
+    mirror = Mirror.init(tmp_path / "mirror.git")
+    commit = mirror.commit_folder(folder, "base")
+    paths = ("shelf.py", "tools/run.py", "setup.py")
+    callers = {(path, line): frozenset({"t"}) for path in paths for line in (1, 5)}
+    baseline = Baseline(frozenset({"t"}), callers, (), 1.0)
+    suite = Suite(sandbox_source("process"), "")
+
+    async def nobody(row: object) -> str:
+        raise AssertionError
+
+    return Works("shelf", "1", "shelf", mirror, commit, suite, baseline, nobody, **options)
+
+
+@pytest.mark.parametrize("library", [frozenset(), frozenset({"shelf.py"})])
+def test_bugs_are_in_the_library_only_and_in_one_task_only(
+    tmp_path: Path, library: frozenset[str]
+) -> None:
+    found = list(candidates(works(tmp_path, bounds=Bounds(several=0.7), library=library), 1))
+    assert {one.path for one in found} == {"shelf.py"}
+    bugs = [bug for one in found for bug in one.bugs]
+    assert any(len(one.bugs) > 1 for one in found)
+    assert len(set(bugs)) == len(bugs)
+    source = "def f(a, b):\n    return a < b\n\n\ndef g(a):\n    return -a\n"
+    programs = [ast.dump(ast.parse(mutated(source, [bug]))) for bug in bugs]
+    assert len(set(programs)) == len(programs)
+
+
+def test_changes_of_patches_are_compared_one_by_one() -> None:
+    head = "diff --git a/s.py b/s.py\n--- a/s.py\n+++ b/s.py\n"
+    one = f"{head}@@ -1,2 +1,2 @@\n-a\n+b\n c\n"
+    both = f"{head}@@ -1,4 +1,4 @@\n-a\n+b\n c\n-d\n+e\n"
+    assert changes_of(one) == {"s.py\n-a\n+b"}
+    assert changes_of(one) < changes_of(both)
+    assert changes_of(one.replace("s.py", "t.py")).isdisjoint(changes_of(both))

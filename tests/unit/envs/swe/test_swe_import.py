@@ -1,16 +1,27 @@
 import json
+import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from support.swe_repositories import git
 
 from rollart_core.errors import UserError
 from rollart_envs.rows import RowError
 from rollart_envs.swe import environment
 from rollart_envs.swe.harness import set_up_of
 from rollart_envs.swe.import_rows import test_command as command_of
+from rollart_envs.swe.mirror import Mirror
 from rollart_envs.swe.official_rows import official_row
-from rollart_envs.swe.package import name_of, project_names, requirement_lines
+from rollart_envs.swe.package import (
+    agrees,
+    name_of,
+    project_names,
+    project_requirements,
+    requirement_lines,
+    version_commands,
+    version_files,
+)
 from rollart_envs.swe.runs import test_run as run_of_tests
 from rollart_envs.swe.task import repair_task
 from rollart_envs.swe.taskbook import TaskBook
@@ -189,10 +200,12 @@ def test_a_copied_python_has_no_installed_packages(tmp_path):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text("")
     (home / "lib/python3.99/site-packages/toolz").mkdir(parents=True)
+    (home / "bin/python3.99").write_text('#!/bin/sh\ntouch "$5/$3"\n')  # -I -m compileall -q lib
+    (home / "bin/python3.99").chmod(0o755)
     found = environment.Interpreter("3.99", home / "bin/python3.99", home).placed(tmp_path)
     assert found == {"python": "pythons/3.99/bin/python3.99", "python_home": "pythons/3.99"}
     copied = {p.name for p in (tmp_path / "pythons/3.99").rglob("*")}
-    assert copied == {"bin", "lib", "python3.99", "os.py", "site-packages"}
+    assert copied == {"bin", "lib", "python3.99", "os.py", "site-packages", "compileall"}
     system = environment.Interpreter("3.11", environment.Path("/usr/bin/x"), tmp_path)
     usr = replace(system, home=environment.Path("/usr"))
     assert usr.placed(tmp_path) == {"python": "/usr/bin/x"}
@@ -213,6 +226,61 @@ def test_the_names_of_a_project_are_those_of_its_files(tmp_path):
     assert project_names(tmp_path, "toolz-repo") == {"toolz-repo", "tool-z"}
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "toolz"\n')
     assert project_names(tmp_path, "toolz") == {"toolz", "tool-z"}
+
+
+def test_version_files_that_a_build_writes_are_those_that_the_tree_does_not_have():
+    tree = {
+        "pyproject.toml": b'[tool.setuptools_scm]\nversion_file = "src/a/_version.py"\n'
+        b'[tool.hatch.build.hooks.vcs]\nversion-file = "../out.py"\n',
+        "setup.py": b"setup(use_scm_version={'write_to': 'a/_version.py'}, x={'write_to': 'b.py'})",
+        "b.py": b"",
+    }
+    files = version_files(tree.get, "1.6.0rc1")
+    assert list(files) == ["src/a/_version.py", "a/_version.py"]
+    found: dict[str, object] = {}
+    exec(files["a/_version.py"], found)
+    assert (found["version"], found["__version__"]) == ("1.6.0rc1", "1.6.0rc1")
+    assert found["version_tuple"] == found["__version_tuple__"] == (1, 6, 0)
+    assert version_files({}.get, "1") == {}
+
+
+def test_requirements_of_a_project_are_read_from_its_files(tmp_path):
+    lines = ("file: x.txt", "a<2  # old", "b;python_version<'3.9'")
+    config = "".join(f"\n    {line}" for line in lines)
+    (tmp_path / "setup.cfg").write_text(f"[options]\ninstall_requires ={config}\n")
+    assert project_requirements(tmp_path) == ["a<2", "b;python_version<'3.9'"]
+    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["a>=2"]\n')
+    assert project_requirements(tmp_path) == ["a>=2"]
+    (tmp_path / "pyproject.toml").unlink()
+    (tmp_path / "setup.cfg").write_text("no section")
+    assert project_requirements(tmp_path) == []
+
+
+def test_a_pin_that_a_project_does_not_allow_does_not_agree():
+    own = ["Astroid>=2.11.6,<=2.12.0-dev0", "tomli>=1; python_version<'3.11'"]
+    assert not agrees("astroid==2.12.13", own)
+    assert agrees("astroid==2.11.7", own)
+    assert agrees("astroid==2.12.13", ["astroid>=2.12"])
+    assert agrees("astroid~=2.12.13", own)
+    assert agrees("pytest==7.2", own)
+    assert agrees("astroid==2.12.13", ["astroid (>1; <2"])
+
+
+def test_commands_write_version_files(tmp_path):
+    files = {"it's.py": b"version = '1'\na = (1,)\n"}
+    (command,) = version_commands(files)
+    subprocess.run(("sh", "-c", command), cwd=tmp_path, check=True)
+    assert (tmp_path / "it's.py").read_bytes() == files["it's.py"]
+
+
+def test_the_version_of_a_commit_is_that_of_the_last_tag_before_it(tmp_path):
+    git(tmp_path, "init", "-q", "--initial-branch=main")
+    for tag in ("", "v1.2.0", "later"):
+        git(tmp_path, "commit", "-q", "--allow-empty", "-m", "x")
+        if tag:
+            git(tmp_path, "tag", tag)
+    mirror = Mirror(tmp_path)
+    assert [mirror.version(name) for name in ("HEAD", "HEAD^", "HEAD^^")] == ["1.2.0", "1.2.0", "0"]
 
 
 def test_the_split_all_has_every_task():

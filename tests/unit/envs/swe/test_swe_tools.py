@@ -1,11 +1,14 @@
 import pytest
 
+from rollart_core.rollout.tools import Call
 from rollart_envs.swe.editor import Edit, History, apply_edit
 from rollart_envs.swe.tools import (
     ActionError,
     Bash,
     Submit,
+    called_action,
     cut_output,
+    function_specs,
     parse_action,
 )
 
@@ -77,7 +80,7 @@ def test_undo_goes_back_edit_by_edit_file_by_file():
 
 def test_actions():
     assert parse_action("I look.\n```bash\nls -la\ncat x\n```\n") == Bash("ls -la\ncat x")
-    assert parse_action("```sh\nls\n```").argv == ("bash", "-c", "ls")
+    assert parse_action("```sh\nls\n```") == Bash("ls")
     assert parse_action("```bash\n submit \n```") == Submit()
     assert parse_action("```bash\necho submit\n```") == Bash("echo submit")
     assert parse_action("```python\nx\n```\nso\n```bash\nls\n```") == Bash("ls")
@@ -119,10 +122,50 @@ def test_edit_actions():
         pytest.param(f"```edit\nview a.py {'1' * 5000}\n```", "first line", id="many digits"),
     ],
 )
-def test_what_is_no_action_is_answered_with_how_to_write_one(answer, why):
-    with pytest.raises(ActionError, match=why) as caught:
+def test_what_is_no_action_is_refused_with_the_reason(answer, why):
+    with pytest.raises(ActionError, match=why):
         parse_action(answer)
-    assert "```bash\nsubmit\n```" in str(caught.value)
+
+
+def test_calls_are_actions():
+    assert called_action(Call("bash", {"command": "ls"})) == Bash("ls")
+    assert called_action(Call("submit")) == Submit()
+    replaced = Call("str_replace", {"path": "a.py", "old": "x", "new": "y"})
+    assert called_action(replaced) == Edit("str_replace", "a.py", text="y", old="x")
+    assert called_action(Call("view", {"path": "a.py"})) == Edit("view", "a.py")
+    lines = Call("view", {"path": "a.py", "first_line": 2, "last_line": 3})
+    assert called_action(lines) == Edit("view", "a.py", first_line=2, last_line=3)
+    inserted = Call("insert", {"path": "a.py", "after_line": 0, "text": "x"})
+    assert called_action(inserted) == Edit("insert", "a.py", text="x", first_line=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "why"),
+    [
+        ("fly", {}, "no tool 'fly'; there are bash, view"),
+        ("bash", {}, "bash takes command"),
+        ("bash", {"command": 3}, "bash takes command"),
+        ("bash", {"command": "ls", "cwd": "/"}, "bash takes command"),
+        ("insert", {"path": "a.py", "text": "x"}, "insert takes path, after_line, text"),
+        ("view", {"path": "a.py", "first_line": True}, "view takes path, first_line, last_line"),
+        ("submit", {"now": "yes"}, "submit takes no arguments"),
+        ("bash", {"command": "a\0b"}, "character"),
+    ],
+)
+def test_what_is_no_call_is_refused_with_the_reason(name, arguments, why):
+    with pytest.raises(ActionError, match=why):
+        called_action(Call(name, arguments))
+
+
+def test_the_schema_of_each_function_fits_what_it_takes():
+    for spec in function_specs():
+        function = spec["function"]
+        properties = function["parameters"]["properties"]
+        values = {"string": "x", "integer": 1}
+        given = {name: values[said["type"]] for name, said in properties.items()}
+        called_action(Call(function["name"], given))
+        needed = {name: given[name] for name in function["parameters"]["required"]}
+        called_action(Call(function["name"], needed))
 
 
 def test_long_output_keeps_head_and_tail():
