@@ -12,10 +12,7 @@ from typing import ClassVar, Protocol
 
 from rollart_envs.swe.function_task import FunctionTask, candidate_of
 
-_PIECE = r"\w+|[-+*/%<>=!]+"
-_TOKEN = re.compile(rf"({_PIECE})")
-"""A name, a keyword, a number or an operator."""
-_EDIT = re.compile(rf"(\d{{1,6}}) ({_PIECE}) to ({_PIECE})")
+_LINE = re.compile(r"(\d{1,6}) +(\S.*)")
 
 
 class AnswerForm(Protocol):
@@ -54,14 +51,14 @@ class WholeFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class OneToken:
-    """The answer replaces one token: ``4 > to >=`` is line 4, from 1, with ``>=`` for ``>``.
+class OneLine:
+    """The answer replaces the code of one line: ``5 total += n`` is line 5, from 1.
 
-    An answer of a few tokens lets small models learn which token is wrong, instead of how to copy a
-    function. The line must have the old token exactly once.
+    The line keeps its indentation and its comment. An answer of a few tokens lets small models
+    learn which line is wrong and how it has to be, instead of how to copy a function.
     """
 
-    ask: ClassVar[str] = "Answer: LINE OLD to NEW.\n"
+    ask: ClassVar[str] = "Answer: LINE CODE\n"
 
     def statement(self, task: FunctionTask) -> str:
         """Return the purpose, the numbered lines, and the call that shows the bug."""
@@ -70,39 +67,29 @@ class OneToken:
         return f"{task.instruction}\n{numbered}\n{task.example}\n{self.ask}"
 
     def candidate(self, task: FunctionTask, answer: str) -> str | None:
-        """Return the function after the replacement."""
-        found = _EDIT.fullmatch(answer.strip())
+        """Return the function with the line replaced."""
+        found = _LINE.fullmatch(answer.strip())
         lines = _lines(task.buggy_code)
         if found is None or not 1 <= int(found[1]) <= len(lines):
             return None
-        code, mark, comment = lines[int(found[1]) - 1].partition("#")
-        tokens = _TOKEN.split(code)
-        if tokens.count(found[2]) != 1:
-            return None
-        tokens[tokens.index(found[2])] = found[3]
-        lines[int(found[1]) - 1] = "".join((*tokens, mark, comment))
+        code, mark, comment = lines[int(found[1]) - 1].partition("  #")
+        indent = code[: len(code) - len(code.lstrip())]
+        lines[int(found[1]) - 1] = f"{indent}{found[2]}{mark}{comment}"
         return "\n".join(lines) + "\n"
 
     def answer(self, task: FunctionTask, code: str) -> str:
-        """Return the replacement; empty if no single replacement gives the function.
-
-        An operator at the end has the space that follows it in code, so that small tokenizers have
-        one token for both.
-        """
+        """Return the replacement; empty if no single line gives the function."""
         pairs = enumerate(zip(_lines(task.buggy_code), _lines(code), strict=False), 1)
-        changed = [(number, old, new) for number, (old, new) in pairs if old != new]
+        changed = [(number, new) for number, (old, new) in pairs if old != new]
         if len(changed) != 1:
             return ""
-        number, old, new = changed[0]
-        tokens = zip(_TOKEN.split(old), _TOKEN.split(new), strict=False)
-        differ = [f"{number} {a} to {b}" for a, b in tokens if a != b]
-        if not differ or self.candidate(task, differ[0]) != code:
-            return ""
-        return differ[0] if differ[0][-1].isalnum() else f"{differ[0]} "
+        number, new = changed[0]
+        answer = f"{number} {new.partition('  #')[0].strip()}"
+        return answer if self.candidate(task, answer) == code else ""
 
 
 WHOLE_FUNCTION = WholeFunction()
-ONE_TOKEN = OneToken()
+ONE_LINE = OneLine()
 
 
 def _lines(source: str) -> list[str]:

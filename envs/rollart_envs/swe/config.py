@@ -26,7 +26,7 @@ class FunctionRepairConfig(SandboxedOptions):
     tasks."""
     num_generated: Count = 0
     """Number of generated tasks. If above 0, they are used instead of a task file, and an answer
-    replaces one token."""
+    replaces one line."""
     num_attempts: PositiveInt = 3
     """Number of answers that are judged before the episode ends."""
     test_timeout_s: Seconds = 10.0

@@ -7,20 +7,19 @@ affect the next one: the sandbox is restored to its original state.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
-from weakref import WeakValueDictionary
 
 from gymnasium.error import ResetNeeded
 
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import SandboxFailure
-from rollart_envs.swe.answer_form import ONE_TOKEN, WHOLE_FUNCTION, AnswerForm
+from rollart_envs.swe.answer_form import ONE_LINE, WHOLE_FUNCTION, AnswerForm
 from rollart_envs.swe.config import FunctionRepairConfig
 from rollart_envs.swe.function_task import FunctionTask
+from rollart_envs.swe.generated import UnknownCode, problem_of
 from rollart_envs.swe.judging import expect_gold
 from rollart_envs.swe.taskbook import function_tasks, generated_functions, own_file
 from rollart_sandboxes.judging.functions import JudgeInterpreter, Judgement, find_python, judge
@@ -28,10 +27,6 @@ from rollart_sandboxes.pool.lease import Reset, SandboxEnv, Step
 from rollart_sandboxes.pool.source import sandbox_source
 
 _RESTORE_S: Final = 5.0
-_MOST_VERDICTS: Final = 65536
-"""Maximum number of verdicts on answers to generated tasks that a process remembers."""
-_verdicts: dict[tuple[str, str], Judgement] = {}
-_judging: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
 
 class FunctionRepairEnv(SandboxEnv):
@@ -43,7 +38,7 @@ class FunctionRepairEnv(SandboxEnv):
         self.config = FunctionRepairConfig.model_validate(options)
         super().__init__(sandbox_source(self.config.sandbox, self.config.pool))
         self._is_generated = self.config.num_generated > 0
-        self._form: AnswerForm = ONE_TOKEN if self._is_generated else WHOLE_FUNCTION
+        self._form: AnswerForm = ONE_LINE if self._is_generated else WHOLE_FUNCTION
         self._book = (
             generated_functions(self.config.num_generated)
             if self._is_generated
@@ -116,36 +111,16 @@ class FunctionRepairEnv(SandboxEnv):
     async def _judgement(self, answer: str) -> Judgement:
         candidate = self._form.candidate(self.task, answer)
         if candidate is None:
-            return Judgement("failed", told="your answer names no token that the line has once")
-        if not self._is_generated:
-            return await self._judged(candidate)
-        return await self._known(candidate)
-
-    async def _known(self, candidate: str) -> Judgement:
-        """Judge an answer to a generated task, without a sandbox if its verdict is known.
-
-        The generator has run the correct function and the one with the bug. A function that does
-        not parse cannot pass. Other answers are judged once in each process, each in a sandbox of
-        its own.
-        """
-        if candidate == self.task.gold_code:
-            return Judgement("passed")
-        if candidate == self.task.buggy_code:
-            return Judgement("failed", told="the function is unchanged")
-        if problem := _syntax_error(candidate):
-            return Judgement("failed", told=problem)
-        key = (self.task.task_id, candidate)
-        async with _judging.setdefault(key, asyncio.Lock()):
-            if key not in _verdicts:
-                judgement = await self._judged(candidate)
-                await self._give_back()
-                self._clean, self._is_used = None, False
-                if judgement.verdict == "error":
-                    return judgement
-                if len(_verdicts) >= _MOST_VERDICTS:
-                    _verdicts.clear()
-                _verdicts[key] = judgement
-        return _verdicts[key]
+            return Judgement("failed", told="your answer is not the number and the code of a line")
+        if self._is_generated:
+            try:
+                problem = problem_of(self.task, candidate)
+                return Judgement("failed" if problem else "passed", told=problem)
+            except SyntaxError as error:
+                return Judgement("failed", told=f"it is not valid Python: {error}")
+            except UnknownCode:
+                pass  # for the sandbox
+        return await self._judged(candidate)
 
     async def _judged(self, candidate: str) -> Judgement:
         name = self.task.entry_point
@@ -193,12 +168,3 @@ class FunctionRepairEnv(SandboxEnv):
     def _failed(self, judgement: Judgement, left: int) -> str:
         ask = f"Attempts left: {left}.\n{self._form.ask}" if left > 0 else "No attempt is left."
         return f"The hidden test fails: {judgement.told}. {ask}"
-
-
-def _syntax_error(source: str) -> str:
-    """Return why a generated function with another token is not Python."""
-    try:
-        ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        return f"it is not valid Python: {error}"
-    return ""

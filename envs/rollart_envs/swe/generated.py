@@ -14,21 +14,21 @@ the tree of a correct or buggy function of another split.
 from __future__ import annotations
 
 import ast
+import operator
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final
 
-from rollart_envs.swe.answer_form import ONE_TOKEN
 from rollart_envs.swe.function_task import FunctionTask
 from rollart_envs.swe.mutate import Mutation, mutated, mutations
 from rollart_envs.swe.source_lines import source_lines
 
 BUGS: Final = ("comparison", "arithmetic", "boolean", "constant", "variable")
 """The kinds of bugs; ``variable`` is another variable in place of the right one."""
-PURPOSE: Final = "One token of the code contradicts its comment."
+PURPOSE: Final = "One line of the code contradicts its comment."
 SHARES: Final = {"test": 0.2, "warm": 0.1, "train": 0.7}
 NUM_CALLS: Final = 24
 """Number of calls of a hidden test."""
@@ -203,7 +203,7 @@ def _task(rng: random.Random, task_id: str, bug: str) -> FunctionTask | None:
     buggy = mutated(source, [rng.choice(choices)])
     num_args = len(ast.parse(source).body[0].args.args)  # type: ignore[attr-defined]
     calls = [_arguments(rng, num_args) for _ in range(NUM_CALLS)]
-    right, wrong = _results(source, writer.name, calls), _results(buggy, writer.name, calls)
+    right, wrong = _results(source, calls), _results(buggy, calls)
     shown = [i for i in range(NUM_CALLS) if right[i] != wrong[i]]
     if not shown:
         return None
@@ -215,7 +215,7 @@ def _task(rng: random.Random, task_id: str, bug: str) -> FunctionTask | None:
         for args, value in zip(calls, right, strict=True)
     )
     head, body = source.split("\n", 1)
-    task = FunctionTask(
+    return FunctionTask(
         task_id=task_id,
         entry_point=writer.name,
         declaration=f"{head}\n",
@@ -226,7 +226,164 @@ def _task(rng: random.Random, task_id: str, bug: str) -> FunctionTask | None:
         bug_type=bug,
         example=f"{call} gives {said} instead of {right[first]}.",
     )
-    return task if ONE_TOKEN.answer(task, source) else None
+
+
+class UnknownCode(Exception):
+    """Code that :class:`SmallFunction` cannot run."""
+
+
+class SmallFunction:
+    """Runs a function in the language of the generated ones, without executing it as Python.
+
+    The language has assignments, ``for``, ``if`` and ``return``, and expressions of numbers,
+    comparisons, slices, ``range``, ``max`` and ``min``. Nothing in it can do harm: it has no names
+    but its own, no attributes, and its numbers and loops are limited.
+
+    Raises:
+        UnknownCode: If the source is not such a function.
+        SyntaxError: If it is not Python.
+    """
+
+    def __init__(self, source: str) -> None:
+        try:
+            function, *others = ast.parse(source).body
+        except (ValueError, MemoryError, RecursionError):
+            raise UnknownCode("it is not one function") from None
+        if others or not isinstance(function, ast.FunctionDef) or function.decorator_list:
+            raise UnknownCode("it is not one plain function")
+        given = function.args
+        if given.defaults or given.posonlyargs or given.kwonlyargs or given.vararg or given.kwarg:
+            raise UnknownCode("it has other parameters than plain ones")
+        self.name = function.name
+        self._parameters = [argument.arg for argument in given.args]
+        self._body = function.body
+        self._steps = 0
+
+    def __call__(self, *arguments: Any) -> object:
+        """Return the result of a call.
+
+        Raises:
+            UnknownCode: If it leaves the language, or its numbers or loops become too large.
+            NameError, TypeError, ZeroDivisionError: As Python does.
+        """
+        if len(arguments) != len(self._parameters):
+            raise TypeError("another number of arguments")
+        self._steps = 0
+        result = self._run(self._body, dict(zip(self._parameters, arguments, strict=True)))
+        return None if result is _GOES_ON else result
+
+    def _run(self, body: list[ast.stmt], names: dict[str, Any]) -> object:
+        """Run statements; return the value of ``return``, or ``_GOES_ON``."""
+        for node in body:
+            result: object = _GOES_ON
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    names[name] = self._value(value, names)
+                case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
+                    if name not in names:
+                        raise NameError(name)
+                    names[name] = _computed(op, names[name], self._value(value, names))
+                case ast.For(target=ast.Name(id=name), iter=items, orelse=[]):
+                    result = self._loop(name, self._value(items, names), node.body, names)
+                case ast.If(test=test):
+                    is_true = self._value(test, names)
+                    result = self._run(node.body if is_true else node.orelse, names)
+                case ast.Return(value=ast.expr() as value):
+                    result = self._value(value, names)
+                case _:
+                    raise UnknownCode(f"a statement {type(node).__name__}")
+            if result is not _GOES_ON:
+                return result
+        return _GOES_ON
+
+    def _loop(self, name: str, items: Any, body: list[ast.stmt], names: dict[str, Any]) -> object:
+        for item in items:
+            self._steps += 1
+            if self._steps > _MOST_STEPS:
+                raise UnknownCode("it has too many steps")
+            names[name] = item
+            result = self._run(body, names)
+            if result is not _GOES_ON:
+                return result
+        return _GOES_ON
+
+    def _value(self, node: ast.expr | None, names: dict[str, Any]) -> Any:
+        match node:
+            case ast.Constant(value=int() as value):
+                return value
+            case ast.Name(id=name):
+                if name not in names:
+                    raise NameError(name)
+                return names[name]
+            case ast.BinOp(left=left, op=op, right=right):
+                return _computed(op, self._value(left, names), self._value(right, names))
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return _computed(ast.Sub(), 0, self._value(operand, names))
+            case ast.BoolOp(op=op, values=values):
+                found: Any = None
+                for one in values:
+                    found = self._value(one, names)
+                    if bool(found) is isinstance(op, ast.Or):
+                        break
+                return found
+            case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in _SIGNS:
+                return _SIGNS[type(sign)](self._value(left, names), self._value(right, names))
+            case ast.Subscript(value=items, slice=ast.Slice(lower=lower, upper=upper, step=None)):
+                ends = [None if end is None else self._value(end, names) for end in (lower, upper)]
+                return self._value(items, names)[slice(*ends)]
+            case ast.Call(func=ast.Name(id="range"), args=[_, _] as args, keywords=[]):
+                return range(*(self._value(one, names) for one in args))
+            case ast.Call(
+                func=ast.Name(id="max" | "min" as name), args=[_, _] as args, keywords=[]
+            ):
+                return (max if name == "max" else min)([self._value(one, names) for one in args])
+        raise UnknownCode(f"an expression {type(node).__name__}")
+
+
+_GOES_ON: Final = object()
+_MOST_STEPS: Final = 10_000
+_LARGEST: Final = 1 << 64
+_OPERATORS: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
+    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Div: operator.truediv},
+}
+_SIGNS: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
+    **{ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
+    **{ast.Eq: operator.eq, ast.NotEq: operator.ne},
+}
+
+
+def _computed(op: ast.operator, left: Any, right: Any) -> Any:
+    """Return the result of an operator on two numbers."""
+    if type(op) not in _OPERATORS or not {type(left), type(right)} <= {int, float, bool}:
+        raise UnknownCode(f"an operator {type(op).__name__}, or operands that are no numbers")
+    result = _OPERATORS[type(op)](left, right)
+    if not -_LARGEST < result < _LARGEST:
+        raise UnknownCode("a number is too large")
+    return result
+
+
+def problem_of(task: FunctionTask, candidate: str) -> str:
+    """Return why a function fails the hidden test of a generated task; empty if it passes.
+
+    Raises:
+        UnknownCode: If only a sandbox can run the function.
+        SyntaxError: If it is not Python.
+    """
+    function = SmallFunction(candidate)
+    if function.name != task.entry_point:
+        raise UnknownCode("it has another name")
+    (check,) = (node for node in ast.parse(task.test).body if isinstance(node, ast.FunctionDef))
+    for node in check.body:
+        match node:
+            case ast.Assert(test=ast.Compare(left=ast.Call(args=args), comparators=[right])):
+                try:
+                    result = function(*map(ast.literal_eval, args))
+                except (NameError, TypeError, ZeroDivisionError) as error:
+                    return f"{type(error).__name__} was raised"
+                if result != ast.literal_eval(right):
+                    return "it returned a wrong result"
+    return ""
 
 
 def _arguments(rng: random.Random, num: int) -> list[Any]:
@@ -234,15 +391,13 @@ def _arguments(rng: random.Random, num: int) -> list[Any]:
     return [numbers, *(rng.randint(1, 7) for _ in range(num - 1))]
 
 
-def _results(source: str, name: str, calls: list[list[Any]]) -> list[object]:
-    """Return the result of each call of a generated function, or the name of its exception."""
-    names: dict[str, Any] = {}
-    exec(compile(source, "<generated>", "exec", dont_inherit=True), names)
-    results: list[object] = []
+def _results(source: str, calls: list[list[Any]]) -> list[object]:
+    """Return the result of each call of a function, or the name of its exception."""
+    function, results = SmallFunction(source), list[object]()
     for arguments in calls:
         try:
-            results.append(names[name](*arguments))
-        except Exception as error:
+            results.append(function(*arguments))
+        except (NameError, TypeError, ZeroDivisionError) as error:
             results.append(type(error).__name__)
     return results
 

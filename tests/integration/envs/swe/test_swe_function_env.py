@@ -134,19 +134,19 @@ def test_what_a_test_asks_does_not_come_back_to_the_agent(walled):
     assert "it does not load: FileNotFoundError" in said[2]
 
 
-def test_answers_to_a_generated_task_are_judged_in_a_sandbox(walled):
+def test_answers_outside_the_language_of_generated_tasks_are_judged_in_a_sandbox(walled):
     env = FunctionRepairEnv(
         sandbox="bubblewrap", num_generated=40, num_attempts=2, test_timeout_s=30.0
     )
     try:
         env.reset(options={"task": 0, "split": "test"})
         assert env.sandbox is None
-        start = env.task.buggy_code.split("\n")[1].split()[2]
-        wrong, reward, over, *_ = env.step(f"2 {start} to undefined")
+        wrong, reward, over, *_ = env.step("2 return int('four')")
         assert (reward, over) == (0.0, False)
-        assert "NameError was raised. Attempts left: 1." in wrong
-        assert env.sandbox is None
+        assert "ValueError was raised. Attempts left: 1." in wrong
+        assert env.sandbox is not None
         assert env.step(env.oracle())[:3] == ("The function is mended.", 1.0, True)
+        assert env.sandbox is None
     finally:
         env.close()
 
