@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rollart_core.config.base import MOST, PluginRef, PositiveInt, Seconds
+from rollart_core.config.base import MOST, Count, PluginRef, PositiveInt, Seconds
 from rollart_core.config.sandbox_options import SandboxedOptions
 from rollart_envs.rows import missing_files
 
@@ -24,6 +24,9 @@ class FunctionRepairConfig(SandboxedOptions):
     tasks: Path | None = None
     """Task file in HumanEvalPack's format, `.jsonl` or `.parquet`. If not set: 40 small built-in
     tasks."""
+    num_generated: Count = 0
+    """Number of generated tasks. If above 0, they are used instead of a task file, and an answer
+    replaces one line."""
     num_attempts: PositiveInt = 3
     """Number of answers that are judged before the episode ends."""
     test_timeout_s: Seconds = 10.0
@@ -31,6 +34,12 @@ class FunctionRepairConfig(SandboxedOptions):
     python: Annotated[str, _PYTHON] = ""
     """Absolute path in the sandbox of the Python (3.8 or newer) that runs the answers. Default: the
     `python3` on its PATH."""
+
+    @model_validator(mode="after")
+    def _tasks_have_one_source(self) -> FunctionRepairConfig:
+        if self.num_generated and self.tasks is not None:
+            raise ValueError("num_generated and tasks exclude each other; remove one of the two")
+        return self
 
     def missing(self) -> dict[str, str]:
         """Return the problem if the task file is missing on this machine."""

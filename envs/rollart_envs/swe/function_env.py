@@ -16,16 +16,17 @@ from gymnasium.error import ResetNeeded
 
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import SandboxFailure
+from rollart_envs.swe.answer_form import ONE_LINE, WHOLE_FUNCTION, AnswerForm
 from rollart_envs.swe.config import FunctionRepairConfig
-from rollart_envs.swe.function_task import FunctionTask, candidate_of
+from rollart_envs.swe.function_task import FunctionTask
+from rollart_envs.swe.generated import UnknownCode, problem_of
 from rollart_envs.swe.judging import expect_gold
-from rollart_envs.swe.taskbook import function_tasks, own_file
+from rollart_envs.swe.taskbook import function_tasks, generated_functions, own_file
 from rollart_sandboxes.judging.functions import JudgeInterpreter, Judgement, find_python, judge
 from rollart_sandboxes.pool.lease import Reset, SandboxEnv, Step
 from rollart_sandboxes.pool.source import sandbox_source
 
 _RESTORE_S: Final = 5.0
-ASK = "Answer with the whole mended function in one ```python block.\n"
 
 
 class FunctionRepairEnv(SandboxEnv):
@@ -36,7 +37,13 @@ class FunctionRepairEnv(SandboxEnv):
     def __init__(self, **options: Any) -> None:
         self.config = FunctionRepairConfig.model_validate(options)
         super().__init__(sandbox_source(self.config.sandbox, self.config.pool))
-        self._book = function_tasks(self.config.tasks or own_file("function_tasks.jsonl"))
+        self._is_generated = self.config.num_generated > 0
+        self._form: AnswerForm = ONE_LINE if self._is_generated else WHOLE_FUNCTION
+        self._book = (
+            generated_functions(self.config.num_generated)
+            if self._is_generated
+            else function_tasks(self.config.tasks or own_file("function_tasks.jsonl"))
+        )
         self._interpreter = JudgeInterpreter(self.config.python, self.config.test_timeout_s)
         self._task: FunctionTask | None = None
         self._attempts = 0
@@ -64,8 +71,9 @@ class FunctionRepairEnv(SandboxEnv):
         self._task = self._book.choose(options, self.np_random)
         self._attempts, self._over = 0, False
         self._clean, self._is_used = None, False
-        await self.open_sandbox()
-        return f"{self.task.statement()}\n{ASK}", self._info(0.0)
+        if not self._is_generated:
+            await self.open_sandbox()
+        return self._form.statement(self.task), self._info(0.0)
 
     async def act(self, action: str) -> Step:
         """Judge an answer."""
@@ -73,19 +81,19 @@ class FunctionRepairEnv(SandboxEnv):
             raise TypeError(f"an answer is a str, not {action!r:.80}")
         if self._over:
             raise ResetNeeded("the episode is over: call reset()")
-        judgement = await self._judged(candidate_of(action))
+        judgement = await self._judgement(action)
         self._attempts += 1
         passed = judgement.verdict == "passed"
         self._over = passed or self._attempts >= self.config.num_attempts
         if self._over:
             await self._give_back()
         left = self.config.num_attempts - self._attempts
-        observation = "The function is mended." if passed else _failed(judgement, left)
+        observation = "The function is mended." if passed else self._failed(judgement, left)
         return observation, float(passed), self._over, False, self._info(float(passed))
 
     def oracle(self) -> str | None:
         """Return the answer with the task's own solution; None if the episode is over."""
-        return None if self._over else _answer(self.task.gold_code)
+        return None if self._over else self._form.answer(self.task, self.task.gold_code)
 
     def secrets(self) -> tuple[str, ...]:
         """Return the hidden test and the solution."""
@@ -95,10 +103,24 @@ class FunctionRepairEnv(SandboxEnv):
         """Yield the prompts, answers and failure messages of the tasks of ``train``."""
         for name in self._book.ids("train"):
             task = self._book.tasks[name]
-            yield f"{task.statement()}\n{ASK}"
-            yield _answer(task.buggy_code)
-            yield _failed(Judgement("failed", told="it returned a wrong result"), left=2)
-            yield _answer(task.gold_code)
+            yield self._form.statement(task)
+            yield self._form.answer(task, task.buggy_code)
+            yield self._failed(Judgement("failed", told="it returned a wrong result"), left=2)
+            yield self._form.answer(task, task.gold_code)
+
+    async def _judgement(self, answer: str) -> Judgement:
+        candidate = self._form.candidate(self.task, answer)
+        if candidate is None:
+            return Judgement("failed", told="your answer is not the number and the code of a line")
+        if self._is_generated:
+            try:
+                problem = problem_of(self.task, candidate)
+                return Judgement("failed" if problem else "passed", told=problem)
+            except SyntaxError as error:
+                return Judgement("failed", told=f"it is not valid Python: {error}")
+            except UnknownCode:
+                pass  # for the sandbox
+        return await self._judged(candidate)
 
     async def _judged(self, candidate: str) -> Judgement:
         name = self.task.entry_point
@@ -118,12 +140,12 @@ class FunctionRepairEnv(SandboxEnv):
     async def _clean_sandbox(self) -> Sandbox:
         """Return the sandbox without traces of earlier answers, or a new one."""
         if self._is_used and not await self._restored():
-            await self.open_sandbox()
+            await self._give_back()
             self._clean = None
-        assert self._sandbox is not None
+        sandbox = self._sandbox or await self.open_sandbox()
         if self._clean is None and self._attempts + 1 < self.config.num_attempts:
-            self._clean = await self._sandbox.snapshot()
-        return self._sandbox
+            self._clean = await sandbox.snapshot()
+        return sandbox
 
     async def _restored(self) -> bool:
         if self._sandbox is None or self._clean is None:
@@ -143,11 +165,6 @@ class FunctionRepairEnv(SandboxEnv):
             "reward_components": {"passed": reward},
         }
 
-
-def _failed(judgement: Judgement, left: int) -> str:
-    ask = f"Attempts left: {left}.\n{ASK}" if left > 0 else "No attempt is left."
-    return f"The hidden test fails: {judgement.told}. {ask}"
-
-
-def _answer(code: str) -> str:
-    return f"```python\n{code.strip()}\n```"
+    def _failed(self, judgement: Judgement, left: int) -> str:
+        ask = f"Attempts left: {left}.\n{self._form.ask}" if left > 0 else "No attempt is left."
+        return f"The hidden test fails: {judgement.told}. {ask}"

@@ -359,8 +359,12 @@ class _Function:
         return min([self.node.lineno, *(d.lineno for d in self.node.decorator_list)])
 
 
-def mutations(source: str) -> tuple[Mutation, ...]:
+def mutations(source: str, kinds: Iterable[str] = KINDS) -> tuple[Mutation, ...]:
     """Return every change that can give another program, in the order of the source.
+
+    Args:
+        source: A module.
+        kinds: The kinds of changes, keys of :data:`KINDS`.
 
     Raises:
         SyntaxError: If the source is not Python.
@@ -370,7 +374,7 @@ def mutations(source: str) -> tuple[Mutation, ...]:
     found = (
         Mutation(kind, function.name, function.line, c.line, c.start, c.end, c.new)
         for function in _functions(tree, "")
-        for kind, c in _changes(function, text)
+        for kind, c in _changes(function, text, kinds)
     )
     return tuple(sorted(set(found), key=lambda m: (m.start, m.end, m.kind, m.new)))
 
@@ -405,9 +409,10 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[_Function]:
             yield from _functions(child, prefix)
 
 
-def _changes(function: _Function, text: Text) -> Iterator[tuple[str, Change]]:
+def _changes(function: _Function, text: Text, kinds: Iterable[str]) -> Iterator[tuple[str, Change]]:
+    wanted = [(kind, KINDS[kind]) for kind in kinds]
     for node in _nodes(function.node):
-        for kind, propose in KINDS.items():
+        for kind, propose in wanted:
             for change in propose(node, text):
                 yield kind, change
 

@@ -23,6 +23,7 @@ import numpy as np
 from rollart_core.contracts.env import ALL_TASKS
 from rollart_core.errors import UserError
 from rollart_envs.swe.function_task import FunctionTask
+from rollart_envs.swe.generated import generated_tasks
 from rollart_envs.swe.reader import BadRow, read_function_tasks, read_repair_tasks
 from rollart_envs.swe.task import RepairTask
 
@@ -37,12 +38,18 @@ class TaskBook(Generic[T]):
     Args:
         tasks: Id -> task.
         bad: The rows of the file that are not tasks.
+        splits: Split -> ids. If not given, a hash of the ids decides.
     """
 
-    def __init__(self, tasks: Mapping[str, T], bad: Sequence[BadRow] = ()) -> None:
+    def __init__(
+        self,
+        tasks: Mapping[str, T],
+        bad: Sequence[BadRow] = (),
+        splits: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         self.tasks = dict(tasks)
         self.bad = tuple(bad)
-        self.splits = {**split_ids(list(tasks)), ALL_TASKS: tuple(tasks)}
+        self.splits = {**(splits or split_ids(list(tasks))), ALL_TASKS: tuple(tasks)}
 
     def ids(self, split: str) -> tuple[str, ...]:
         """Return the ids of a split's tasks.
@@ -102,6 +109,23 @@ def function_tasks(path: Path) -> TaskBook[FunctionTask]:
         UserError: If the file cannot be read or has no task.
     """
     return _function_tasks(*_stamp(path))
+
+
+@lru_cache(maxsize=8)
+def generated_functions(num_tasks: int) -> TaskBook[FunctionTask]:
+    """Return generated tasks; each process generates them once.
+
+    Raises:
+        UserError: If there are fewer different functions.
+    """
+    try:
+        made = generated_tasks(num_tasks)
+    except ValueError as error:
+        raise UserError(f"num_generated: {error}; use fewer") from None
+    splits = {
+        split: tuple(one.task.task_id for one in made if one.split == split) for split in SPLITS
+    }
+    return TaskBook({one.task.task_id: one.task for one in made}, splits=splits)
 
 
 def repair_tasks(path: Path) -> TaskBook[RepairTask]:

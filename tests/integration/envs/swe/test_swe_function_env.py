@@ -7,7 +7,10 @@ import json
 import pytest
 from support.sandbox_types import no_bubblewrap
 
+from rollart_core.config.load import load_config
+from rollart_core.config.resolve import resolve_run
 from rollart_core.errors import SandboxFailure, UserError
+from rollart_core.runtime.launch import launch
 from rollart_envs.swe.function_env import FunctionRepairEnv
 from rollart_envs.swe.taskbook import split_ids
 
@@ -131,6 +134,23 @@ def test_what_a_test_asks_does_not_come_back_to_the_agent(walled):
     assert "it does not load: FileNotFoundError" in said[2]
 
 
+def test_answers_outside_the_language_of_generated_tasks_are_judged_in_a_sandbox(walled):
+    env = FunctionRepairEnv(
+        sandbox="bubblewrap", num_generated=40, num_attempts=2, test_timeout_s=30.0
+    )
+    try:
+        env.reset(options={"task": 0, "split": "test"})
+        assert env.sandbox is None
+        wrong, reward, over, *_ = env.step("2 return int('four')")
+        assert (reward, over) == (0.0, False)
+        assert "ValueError was raised. Attempts left: 1." in wrong
+        assert env.sandbox is not None
+        assert env.step(env.oracle())[:3] == ("The function is mended.", 1.0, True)
+        assert env.sandbox is None
+    finally:
+        env.close()
+
+
 def test_a_sandbox_that_cannot_judge_is_a_failure_and_no_reward(walled):
     env = FunctionRepairEnv(sandbox="bubblewrap", python="/usr/bin/no-python")
     env.reset(options={"task": 0})
@@ -171,3 +191,17 @@ def test_splits_follow_from_the_ids_alone():
         name: set(found) for name, found in splits.items()
     }
     assert split_ids(["a", "b"]) == dict.fromkeys(("train", "warm", "test"), ("a", "b"))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_example_learns_to_repair_functions_it_has_not_seen(seed, tmp_path, repo_root):
+    if why := no_bubblewrap():
+        pytest.skip(why)
+    settings = [f"seed={seed}", "trackers=[]", f"runs_dir={tmp_path / 'runs'}"]
+    config = load_config(repo_root / "examples/function_repair.yaml", settings)
+    report = launch(resolve_run(config))
+    assert report.before.success.mean < 0.2
+    assert report.after.success.mean > 0.5
+    assert report.batches == config.stop.batches
