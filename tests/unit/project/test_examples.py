@@ -10,9 +10,9 @@ import yaml
 
 ELSEWHERE = {"bandit", "suite", "webshop", "webshop_official"}
 """Their figures, or what they are for, are in docs/."""
-LEARNS = {"function_repair", "lora", "rewards", "rlvr"}
+LEARNS = {"lora", "rewards", "rlvr"}
 SMOKE = {
-    *("hello", "mission", "mix", "multi_domain", "ray", "sglang"),
+    *("function_repair", "hello", "mission", "mix", "multi_domain", "ray", "sglang"),
     *("sokoban", "stock", "vllm"),
 }
 
