@@ -64,8 +64,9 @@ class Probe:
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Record the report of a test's setup, call or teardown."""
         status = status_of(report)
-        if status is not None:
-            self._record["status"] = status
+        failures = ("FAILED", "ERROR")
+        if status in failures or (status and self._record["status"] not in failures):
+            self._record["status"] = status  # a failed subtest has a report before its test's
         if report.failed and "message" not in self._record:
             self._record["message"] = crash_of(report)[:MESSAGE_CHARS]
 

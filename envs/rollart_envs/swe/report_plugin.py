@@ -256,8 +256,10 @@ def reporter(write: Any, guard: Any, failed: set[str]) -> Any:
 
     def pytest_runtest_logreport(report: Any) -> None:
         status = status_of(report)
-        if status is not None:
-            statuses[report.nodeid] = status
+        failures = ("FAILED", "ERROR")
+        if status is None or (statuses.get(report.nodeid) in failures and status not in failures):
+            return  # a test passes in spite of a failed subtest, which has a report of its own
+        statuses[report.nodeid] = status
 
     def pytest_runtest_logfinish(nodeid: str) -> None:
         guard.compare()

@@ -103,6 +103,33 @@ def test_processes_of_tests_import_as_from_an_installed_project(bench):
     assert set(empty.statuses.values()) == {"FAILED"}
 
 
+@BOTH
+def test_a_test_with_a_failed_subtest_has_failed(bench, name):
+    """pytest 9 reports the subtest as failed, and then the test as passed."""
+    test = (
+        "import unittest\n\nimport shapes\n\n\nclass TestParts(unittest.TestCase):\n"
+        "    def test_parts(self):\n"
+        "        for a in (0, 2):\n"
+        "            with self.subTest(a=a):\n"
+        "                self.assertEqual(shapes.area(a, 3), 3 * a)\n"
+    )
+    task = bench.tasks[name]
+    pytest_id, unittest_id = "tests/test_parts.py::TestParts::test_parts", "test_parts"
+    task = replace(
+        task,
+        test_patch=bench.diff(name, {"tests/test_parts.py": test}),
+        fail_to_pass=(
+            pytest_id
+            if name == "pytest"
+            else f"{unittest_id} (tests.test_parts.TestParts.{unittest_id})",
+        ),
+        pass_to_pass=(),
+    )
+    gold, empty = bench.judged(task, task.patch), bench.judged(task, "")
+    assert (gold.grade.resolution, empty.grade.resolution) == ("full", "none"), gold.log
+    assert set(empty.statuses.values()) <= {"FAILED", "ERROR"}
+
+
 def test_a_log_is_read_where_a_shell_runs_the_tests(bench):
     command = "echo begin; /usr/bin/python3 -m unittest -v tests.test_shapes"
     ids = {

@@ -349,6 +349,11 @@ class TestA(unittest.TestCase):
         with open(__file__) as file:
             file.read("all")
 
+    def test_parts(self):
+        for number in (0, 2):
+            with self.subTest(number=number):
+                self.assertEqual(helper(number), 3)
+
     def test_nested(self):
         def twice_is(x, y):
             assert 2 * x == y
@@ -384,7 +389,9 @@ def repeated(tmp_path: Path) -> dict[str, dict[str, str]]:
         check=False,
     )
     records = [json.loads(line) for line in report.read_text().splitlines()]
-    return {r["id"].split("::")[-1]: r.get("script", {}) for r in records if "id" in r}
+    tests = [r for r in records if "id" in r]
+    assert {r["status"] for r in tests} == {"FAILED"}
+    return {r["id"].split("::")[-1]: r.get("script", {}) for r in tests}
 
 
 def test_a_failing_test_becomes_a_script_with_all_that_it_needs(tmp_path: Path) -> None:
