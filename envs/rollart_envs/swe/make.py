@@ -306,14 +306,14 @@ async def _shows(
 def shown_by(script: Script, bad: Tried, good: Tried) -> Shown:
     """Return what a script shows: its first expression with readable, different results."""
     for text, actual, expected in zip(script.values, bad.values, good.values, strict=True):
-        if script.raises and not expected and is_readable(actual):
+        if script.raises and not expected and _is_readable(actual):
             return Shown(script, text, actual or bad.error, "", is_error=not actual)
-        if expected and actual != expected and is_readable(actual) and is_readable(expected):
+        if expected and actual != expected and _is_readable(actual) and _is_readable(expected):
             return Shown(script, text, actual or bad.error, expected, is_error=not actual)
     return Shown(script, "", bad.error, "", is_error=True)
 
 
-def is_readable(value: str) -> bool:
+def _is_readable(value: str) -> bool:
     """Return whether a repr is short and has no address, which changes in each run."""
     return len(value) <= _VALUE_CHARS and " at 0x" not in value
 

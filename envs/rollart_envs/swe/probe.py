@@ -382,7 +382,8 @@ class Fields(ast.NodeTransformer):
             return ast.Name(node.attr, node.ctx)
         if not is_own or not isinstance(node.ctx, ast.Load) or self._owner is None:
             return node
-        value = vars(self._owner).get(node.attr, getattr(type(self._owner), node.attr, self))
+        owner = self._owner if of == "self" else type(self._owner)
+        value = vars(owner).get(node.attr, getattr(type(self._owner), node.attr, self))
         return ast.parse(repr(value), mode="eval").body if is_plain(value) else node
 
 

@@ -111,7 +111,6 @@ def function_tasks(path: Path) -> TaskBook[FunctionTask]:
     return _function_tasks(*_stamp(path))
 
 
-@lru_cache(maxsize=8)
 def generated_functions(num_tasks: int) -> TaskBook[FunctionTask]:
     """Return generated tasks; each process generates them once.
 

@@ -219,25 +219,28 @@ def test_the_language_has_the_results_of_python() -> None:
     [
         ("import os", "Import"),
         ("return ''", "Constant"),
+        ("return 18446744073709551616", "Constant"),
         ("return xs.pop()", "Call"),
         ("return xs[0]", "Subscript"),
+        ("return max", "Name"),
+        ("return f", "Name"),
+        ("return xs.k", "Attribute"),
         ("return xs + xs", "no numbers"),
-        ("xs += xs", "no numbers"),
-        ("return max(range(1, 9))", "Call"),
         ("return [x for x in xs]", "ListComp"),
         ("return k ** k", "Pow"),
+        ("xs += xs", "AugAssign"),
         ("while k: k = k", "While"),
-        ("for x in range(1, 99999): k = x", "too many steps"),
-        ("for x in range(1, 99): k *= 9", "too large"),
+        ("for x in xs:\n     for x in xs:\n      for x in xs: k = x", "too many steps"),
+        ("for x in xs: k = k * 99999", "too large"),
+        ("return " + "k + " * 5000 + "k", "nested too deeply|not one function"),
         ("def g(): return k", "FunctionDef"),
         ("xs.k = 1", "Assign"),
         ("k = k = 1", "Assign"),
     ],
 )
 def test_the_language_has_nothing_that_can_do_harm(body: str, why: str) -> None:
-    function = SmallFunction(f"def f(xs, k):\n    {body}\n")
     with pytest.raises(UnknownCode, match=why):
-        function([1, 2], 3)
+        SmallFunction(f"def f(xs, k):\n    {body}\n")(list(range(12)), 3)
 
 
 @pytest.mark.parametrize(
@@ -248,6 +251,9 @@ def test_the_language_has_nothing_that_can_do_harm(body: str, why: str) -> None:
         "@f\ndef f(): pass",
         "def f(x=1): pass",
         "def f(*x): pass",
+        "def f(x, x): pass",
+        "def f(x: y): pass",
+        "def f() -> y: pass",
         "async def f(): pass",
         "f = \x00",
         "",
@@ -261,11 +267,11 @@ def test_a_source_that_is_not_one_plain_function_is_not_run(source: str) -> None
 @pytest.mark.parametrize(
     ("body", "result"),
     [
-        ("return k - -2", 5),
         ("return 7 // k", 2),
-        ("return xs[1:] == xs[:-1]", False),
-        ("for x in xs:\n        if x == 2 and k > 1:\n            return x", 2),
-        ("k = 4\n    k %= 3\n    return min(k, 2)", 1),
+        ("return k / 2", 1.5),
+        ("return xs == xs", True),
+        ("for x in xs:\n        if x == 2:\n            return x", 2),
+        ("k = 4 % k\n    return k", 1),
         ("k = 1", None),
     ],
 )
@@ -280,7 +286,6 @@ def test_functions_return_what_python_returns(body: str, result: object) -> None
     ("body", "error"),
     [
         ("return y", NameError),
-        ("y += 1", NameError),
         ("return k // 0", ZeroDivisionError),
         ("return k < xs", TypeError),
         ("for x in k: k = x", TypeError),
