@@ -98,7 +98,7 @@ def test_each_case_has_a_result_however_it_ends(repo_root: Path, tmp_path: Path)
         "skips": "skipped",
         "ranks": "passed",
         "lost_rank": "failed",
-    }
+    }, output
     assert found["passes"]["figures"] == [
         {"name": "speed", "value": 2.0, "unit": "GB/s", "at_least": 1.0},
         {"name": "kernel", "value": "flash"},
