@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rollart_core.config.base import MOST, Count, PluginRef, PositiveInt, Seconds
+from rollart_core.config.base import MOST, PluginRef, PositiveInt, Seconds
 from rollart_core.config.sandbox_options import SandboxedOptions
 from rollart_envs.rows import missing_files
 
@@ -24,9 +24,9 @@ class FunctionRepairConfig(SandboxedOptions):
     tasks: Path | None = None
     """Task file in HumanEvalPack's format, `.jsonl` or `.parquet`. If not set: 40 small built-in
     tasks."""
-    num_generated: Count = 0
+    num_generated: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Number of generated tasks. If above 0, they are used instead of a task file, and an answer
-    replaces one line."""
+    replaces one line. Each process generates them once, about 400 per second."""
     num_attempts: PositiveInt = 3
     """Number of answers that are judged before the episode ends."""
     test_timeout_s: Seconds = 10.0
