@@ -25,8 +25,8 @@ class FunctionRepairConfig(SandboxedOptions):
     """Task file in HumanEvalPack's format, `.jsonl` or `.parquet`. If not set: 40 small built-in
     tasks."""
     num_generated: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Number of generated tasks. If above 0, they are used instead of a task file, and an answer
-    replaces one line. Each process generates them once, about 400 per second."""
+    """Number of generated tasks. If above 0, they are used instead of a task file. Each process
+    generates them once, about 400 per second."""
     num_attempts: PositiveInt = 3
     """Number of answers that are judged before the episode ends."""
     test_timeout_s: Seconds = 10.0

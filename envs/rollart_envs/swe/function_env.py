@@ -16,9 +16,8 @@ from gymnasium.error import ResetNeeded
 
 from rollart_core.contracts.sandbox import Sandbox
 from rollart_core.errors import SandboxFailure
-from rollart_envs.swe.answer_form import ONE_LINE, WHOLE_FUNCTION, AnswerForm
 from rollart_envs.swe.config import FunctionRepairConfig
-from rollart_envs.swe.function_task import FunctionTask
+from rollart_envs.swe.function_task import FunctionTask, candidate_of
 from rollart_envs.swe.generated import UnknownCode, problem_of
 from rollart_envs.swe.judging import expect_gold
 from rollart_envs.swe.taskbook import function_tasks, generated_functions, own_file
@@ -26,6 +25,8 @@ from rollart_sandboxes.judging.functions import JudgeInterpreter, Judgement, fin
 from rollart_sandboxes.pool.lease import Reset, SandboxEnv, Step
 from rollart_sandboxes.pool.source import sandbox_source
 
+ASK: Final = "Answer with the whole mended function in one ```python block.\n"
+"""The last line of a prompt."""
 _RESTORE_S: Final = 5.0
 
 
@@ -38,7 +39,6 @@ class FunctionRepairEnv(SandboxEnv):
         self.config = FunctionRepairConfig.model_validate(options)
         super().__init__(sandbox_source(self.config.sandbox, self.config.pool))
         self._is_generated = self.config.num_generated > 0
-        self._form: AnswerForm = ONE_LINE if self._is_generated else WHOLE_FUNCTION
         self._book = (
             generated_functions(self.config.num_generated)
             if self._is_generated
@@ -73,7 +73,7 @@ class FunctionRepairEnv(SandboxEnv):
         self._clean, self._is_used = None, False
         if not self._is_generated:
             await self.open_sandbox()
-        return self._form.statement(self.task), self._info(0.0)
+        return f"{self.task.statement()}\n{ASK}", self._info(0.0)
 
     async def act(self, action: str) -> Step:
         """Judge an answer."""
@@ -93,7 +93,7 @@ class FunctionRepairEnv(SandboxEnv):
 
     def oracle(self) -> str | None:
         """Return the answer with the task's own solution; None if the episode is over."""
-        return None if self._over else self._form.answer(self.task, self.task.gold_code)
+        return None if self._over else _answer(self.task.gold_code)
 
     def secrets(self) -> tuple[str, ...]:
         """Return the hidden test and the solution."""
@@ -103,15 +103,13 @@ class FunctionRepairEnv(SandboxEnv):
         """Yield the prompts, answers and failure messages of the tasks of ``train``."""
         for name in self._book.ids("train"):
             task = self._book.tasks[name]
-            yield self._form.statement(task)
-            yield self._form.answer(task, task.buggy_code)
+            yield f"{task.statement()}\n{ASK}"
+            yield _answer(task.buggy_code)
             yield self._failed(Judgement("failed", told="it returned a wrong result"), left=2)
-            yield self._form.answer(task, task.gold_code)
+            yield _answer(task.gold_code)
 
     async def _judgement(self, answer: str) -> Judgement:
-        candidate = self._form.candidate(self.task, answer)
-        if candidate is None:
-            return Judgement("failed", told="your answer is not the number and the code of a line")
+        candidate = candidate_of(answer)
         if self._is_generated:
             try:
                 problem = problem_of(self.task, candidate)
@@ -166,5 +164,9 @@ class FunctionRepairEnv(SandboxEnv):
         }
 
     def _failed(self, judgement: Judgement, left: int) -> str:
-        ask = f"Attempts left: {left}.\n{self._form.ask}" if left > 0 else "No attempt is left."
+        ask = f"Attempts left: {left}.\n{ASK}" if left > 0 else "No attempt is left."
         return f"The hidden test fails: {judgement.told}. {ask}"
+
+
+def _answer(code: str) -> str:
+    return f"```python\n{code.strip()}\n```"

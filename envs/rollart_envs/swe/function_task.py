@@ -31,8 +31,6 @@ class FunctionTask:
     """Source that defines ``check`` and calls it."""
     instruction: str
     bug_type: str = ""
-    example: str = ""
-    """A call that shows the bug, with its result and the expected one; may be empty."""
 
     @property
     def buggy_code(self) -> str:

@@ -2,8 +2,8 @@
 
     lines, each with a comment --> function --> one mutation --> calls that show it --> task
 
-Takes: a number of tasks. Gives: tasks in splits, each with a failing call, and a hidden test made
-of the results of the correct function. Comments say what each line computes. The bugs replace one
+Takes: a number of tasks. Gives: tasks in splits, each with a hidden test made of the results of the
+correct function. Comments say what each line computes. The bugs replace one
 token: operators and off by one, from :mod:`rollart_envs.swe.mutate`, and a wrong variable.
 
 Never: has a function in two splits. Functions are compared as syntax trees in which all names are
@@ -17,11 +17,12 @@ import ast
 import builtins
 import operator
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rollart_envs.swe.function_task import FunctionTask
 from rollart_envs.swe.mutate import Mutation, mutated, mutations
@@ -33,6 +34,7 @@ PURPOSE: Final = "One line of the code contradicts its comment."
 SHARES: Final = {"test": 0.2, "warm": 0.1, "train": 0.7}
 NUM_CALLS: Final = 24
 """Number of calls of a hidden test."""
+_COMMENT: Final = re.compile(r"  # .*")
 _MOST_DRAWS: Final = 200
 """Number of functions in a row without a new task after which the family counts as exhausted."""
 _COMPARISONS: Final = (
@@ -157,31 +159,24 @@ def _task(rng: random.Random, task_id: str, bug: str) -> FunctionTask | None:
     buggy = mutated(source, [rng.choice(choices)])
     num_args = len(ast.parse(source).body[0].args.args)  # type: ignore[attr-defined]
     calls = [_arguments(rng, num_args) for _ in range(NUM_CALLS)]
-    try:
-        right, wrong = _results(source, calls), _results(buggy, calls)
-    except UnknownCode:  # its numbers become too large
+    right = cast(list[int], _results(source, calls))
+    wrong = _results(buggy, calls)
+    if right == wrong or not all(-_LARGEST < result < _LARGEST for result in right):
         return None
-    shown = [i for i in range(NUM_CALLS) if right[i] != wrong[i]]
-    if not shown:
-        return None
-    first = min(shown, key=lambda i: len(repr(calls[i])))
-    call = f"{writer.name}({', '.join(map(repr, calls[first]))})"
-    said = wrong[first]
     asserts = "".join(
         f"    assert {writer.name}({', '.join(map(repr, args))}) == {value!r}\n"
         for args, value in zip(calls, right, strict=True)
     )
-    head, body = source.split("\n", 1)
+    head, body = buggy.split("\n", 1)
     return FunctionTask(
         task_id=task_id,
         entry_point=writer.name,
         declaration=f"{head}\n",
-        buggy_solution=buggy.split("\n", 1)[1],
-        canonical_solution=body,
+        buggy_solution=body,
+        canonical_solution=_COMMENT.sub("", source).split("\n", 1)[1],
         test=f"def check({writer.name}):\n{asserts}\n\ncheck({writer.name})\n",
         instruction=PURPOSE,
         bug_type=bug,
-        example=f"{call} gives {said} instead of {right[first]}.",
     )
 
 
@@ -280,6 +275,10 @@ class SmallFunction:
 _GOES_ON: Final = object()
 _MOST_STEPS: Final = 1000
 _LARGEST: Final = 1 << 64
+"""Limit of constants, and of the results of generated functions."""
+_LARGEST_STEP: Final = 1 << 512
+"""Limit of the numbers in between: squaring a number six times, as a generated function may, stays
+below it."""
 _OPERATORS: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
     **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Div: operator.truediv},
@@ -295,7 +294,7 @@ def _computed(op: ast.operator, left: Any, right: Any) -> Any:
     if type(op) not in _OPERATORS or not {type(left), type(right)} <= {int, float, bool}:
         raise UnknownCode(f"an operator {type(op).__name__}, or operands that are no numbers")
     result = _OPERATORS[type(op)](left, right)
-    if not -_LARGEST < result < _LARGEST:
+    if not -_LARGEST_STEP < result < _LARGEST_STEP:
         raise UnknownCode("a number is too large")
     return result
 
@@ -328,14 +327,19 @@ def _arguments(rng: random.Random, num: int) -> list[Any]:
     return [numbers, *(rng.randint(1, 7) for _ in range(num - 1))]
 
 
-def _results(source: str, calls: list[list[Any]]) -> list[object]:
-    """Return the result of each call of a function, or the name of its exception."""
-    function, results = SmallFunction(source), list[object]()
+def _results(source: str, calls: list[list[Any]]) -> list[int | None]:
+    """Return the result of each call of a function that :class:`_Writer` wrote.
+
+    The result is None if the function reads a name that has no value yet.
+    """
+    names, results = dict[str, Any](), list[int | None]()
+    exec(source, names)  # faster than SmallFunction, and no model wrote it
+    function = names[ast.parse(source).body[0].name]  # type: ignore[attr-defined]
     for arguments in calls:
         try:
             results.append(function(*arguments))
-        except (NameError, TypeError, ZeroDivisionError) as error:
-            results.append(type(error).__name__)
+        except NameError:
+            results.append(None)
     return results
 
 

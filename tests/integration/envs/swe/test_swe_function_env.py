@@ -141,7 +141,7 @@ def test_answers_outside_the_language_of_generated_tasks_are_judged_in_a_sandbox
     try:
         env.reset(options={"task": 0, "split": "test"})
         assert env.sandbox is None
-        wrong, reward, over, *_ = env.step("2 return int('four')")
+        wrong, reward, over, *_ = env.step(f"{env.task.declaration}    return int('four')\n")
         assert (reward, over) == (0.0, False)
         assert "ValueError was raised. Attempts left: 1." in wrong
         assert env.sandbox is not None

@@ -1,4 +1,4 @@
-"""Generated function-repair tasks: disjoint splits, sound tests, answers of one line."""
+"""Generated function-repair tasks: disjoint splits, sound tests, and their interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from rollart_core.errors import UserError
 from rollart_envs.swe import generated
-from rollart_envs.swe.answer_form import ONE_LINE
 from rollart_envs.swe.config import FunctionRepairConfig
 from rollart_envs.swe.function_env import FunctionRepairEnv
 from rollart_envs.swe.function_task import FunctionTask
@@ -90,70 +89,17 @@ def run(task: FunctionTask, code: str) -> str:
 
 def test_the_hidden_test_tells_each_function_from_its_bug() -> None:
     for one in generated_tasks(NUM):
-        assert run(one.task, one.task.gold_code) == ""
-        assert run(one.task, one.task.buggy_code) != ""
-        call, _, results = one.task.example.partition(" gives ")
-        assert (
-            f"assert {call} == {results.partition(' instead of ')[2].rstrip('.')}\n"
-            in one.task.test
-        )
-        assert ONE_LINE.candidate(one.task, ONE_LINE.answer(one.task, one.task.gold_code)) == (
-            one.task.gold_code
-        )
+        for judge in (problem_of, run):
+            assert judge(one.task, one.task.gold_code) == ""
+            assert judge(one.task, one.task.buggy_code) != ""
 
 
-TASK = FunctionTask(
-    task_id="t",
-    entry_point="f",
-    declaration="def f(xs, k):\n",
-    buggy_solution="    total = 0\n    for n in xs:\n        if n > k:  # n at least k\n"
-    "            total += n - n\n    return total\n",
-    canonical_solution="",
-    test="",
-    instruction="Add.",
-    example="f([1], 1) gives 0 instead of 1.",
-)
-
-
-@pytest.mark.parametrize(
-    ("answer", "line"),
-    [
-        ("4 if n >= k:", "        if n >= k:  # n at least k"),
-        (" 4   if k > k: \n", "        if k > k:  # n at least k"),
-        ("5 total += n * n", "            total += n * n"),
-        ("2 total = '  # 1'", "    total = '  # 1'"),
-        ("6 pass", "    pass"),
-        ("1 def g(xs):", "def g(xs):"),
-        ("if n >= k:", None),
-        ("0 pass", None),
-        ("7 pass", None),
-        ("4", None),
-        ("4 ", None),
-        ("4 if n >= k:\n2 total = 1", None),
-        ("", None),
-    ],
-)
-def test_an_answer_replaces_the_code_of_a_line(answer: str, line: str | None) -> None:
-    code = ONE_LINE.candidate(TASK, answer)
-    if line is None:
-        assert code is None
-    else:
-        assert code is not None
-        old, new = TASK.buggy_code.split("\n"), code.split("\n")
-        assert [b for a, b in zip(old, new, strict=True) if a != b] == [line]
-
-
-def test_a_change_of_more_than_one_line_has_no_answer() -> None:
-    fixed = TASK.buggy_code.replace("> k", ">= k")
-    assert ONE_LINE.answer(TASK, fixed) == "4 if n >= k:"
-    assert ONE_LINE.answer(TASK, fixed.replace("n - n", "n")) == ""
-    assert ONE_LINE.answer(TASK, TASK.buggy_code.replace("at least k", "above k")) == ""
-    assert ONE_LINE.answer(TASK, TASK.buggy_code) == ""
-
-
-def test_the_prompt_has_numbered_lines_and_the_call_that_fails() -> None:
-    assert "Add.\n1 def f(xs, k):\n2     total = 0\n" in ONE_LINE.statement(TASK)
-    assert "\n6     return total\nf([1], 1) gives 0 instead of 1.\n" in ONE_LINE.statement(TASK)
+def test_only_the_buggy_function_has_comments() -> None:
+    for one in generated_tasks(NUM):
+        code, gold = one.task.buggy_code.split("\n"), one.task.gold_code.split("\n")
+        bare = [line.partition("  # ")[0] for line in code]
+        assert code != bare
+        assert len([new for new, old in zip(gold, bare, strict=True) if new != old]) == 1
 
 
 def test_answers_in_the_language_of_the_functions_need_no_sandbox(
@@ -172,18 +118,19 @@ def test_answers_in_the_language_of_the_functions_need_no_sandbox(
 
     try:
         env.reset(options={"task": 0, "split": "test"})
-        right, lines = env.oracle() or "", env.task.buggy_code.split("\n")
+        right, head = env.oracle() or "", env.task.declaration
+        assert right.startswith(f"```python\n{head}")
         assert step(right)[1] == 1.0
         for answer, told in (
-            ("no edit", "not the number and the code of a line"),
-            ("1 return f", "it is not valid Python"),
-            ("2 return nothing", "NameError was raised"),
-            ("2 " + lines[1].partition("  #")[0].strip() + " + 987", "a wrong result"),
+            ("no answer", "it is not valid Python"),
+            ("```python\ndef g(): return 1\n```", f"does not define `{env.task.entry_point}`"),
+            (f"{head}    return nothing\n", "NameError was raised"),
+            (f"```python\n{env.task.buggy_code}```", "a wrong result"),
         ):
             observation, reward = step(answer)
             assert (told in observation, reward) == (True, 0.0)
         with pytest.raises(AssertionError, match="a sandbox was opened"):
-            step("2 import os")
+            step(f"{head}    import os\n")
     finally:
         env.close()
 
@@ -197,12 +144,14 @@ def test_the_language_has_the_results_of_python() -> None:
     """Lines of other functions in place of a line give many kinds of wrong functions."""
     rng = random.Random(1)
     tasks = [one.task for one in generated_tasks(NUM)]
-    codes = [line.partition("  #")[0].strip() for t in tasks for line in t.gold_code.split("\n")]
+    codes = [line.strip() for t in tasks for line in t.gold_code.split("\n") if line]
     verdicts = Counter[object]()
     for task in tasks * 4:
-        number = rng.randint(1, task.buggy_code.count("\n"))
-        code = ONE_LINE.candidate(task, f"{number} {rng.choice(list(filter(None, codes)))}")
-        assert code is not None
+        lines = task.gold_code.split("\n")
+        number = rng.randrange(len(lines) - 1)
+        indent = " " * (len(lines[number]) - len(lines[number].lstrip()))
+        lines[number] = indent + rng.choice(codes)
+        code = "\n".join(lines)
         try:
             verdict: object = problem_of(task, code) == ""
             assert verdict is in_python(task, code)
@@ -231,7 +180,7 @@ def test_the_language_has_the_results_of_python() -> None:
         ("xs += xs", "AugAssign"),
         ("while k: k = k", "While"),
         ("for x in xs:\n     for x in xs:\n      for x in xs: k = x", "too many steps"),
-        ("for x in xs: k = k * 99999", "too large"),
+        ("for x in xs: k = k * k", "too large"),
         ("return " + "k + " * 5000 + "k", "nested too deeply|not one function"),
         ("def g(): return k", "FunctionDef"),
         ("xs.k = 1", "Assign"),
