@@ -50,6 +50,7 @@ from rollart_core.store.metrics import (
     env_metrics,
     rollout_metrics,
     staleness_histogram,
+    step_seconds,
 )
 from rollart_core.store.run_dir import RunState, checkpoint_folder
 from rollart_core.training.guard import Trip
@@ -410,7 +411,14 @@ class RunRecorder:
         """Return the totals and the metrics of a batch's trajectories."""
         members = [t for g in record.groups for t in g.trajectories]
         staleness = staleness_histogram(record.groups, record.policy_version)
-        totals = BatchTotals.of(members, staleness, [r.metrics for r in record.train_steps])
+        updates = [r.metrics for r in record.train_steps]
+        step_s = step_seconds(
+            updates,
+            waited_s=record.waited_s,
+            train_s=record.train_s,
+            publish_s=record.publication.publish_s,
+        )
+        totals = BatchTotals.of(members, staleness, updates, step_s)
         return totals, {
             **rollout_metrics(record.groups, record.policy_version),
             **components_mean(members),

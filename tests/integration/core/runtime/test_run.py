@@ -255,6 +255,7 @@ def test_a_resumed_run_reports_and_shows_the_whole_run(tmp_path):
     assert sum(second.staleness.values()) == 5 * 2 * 4
     assert second.wall_s > first.wall_s
     assert second.train_wall_s > first.train_wall_s
+    assert 0 < 5 * sum(second.step_s.values()) <= second.train_wall_s
     checked = audit(run_dir)
     assert second.failures == checked.failures
     (name,) = second.envs
