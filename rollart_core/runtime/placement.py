@@ -31,6 +31,7 @@ from rollart_core.contracts.hardware import (
 )
 from rollart_core.errors import ConfigError, RollartError, described, first_line, text_of
 from rollart_core.models.run_template import rows_note
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait
 from rollart_core.runtime.workload import WorkloadMeter, departures, shape_of, total_tokens
 from rollart_core.types import Ticket, Trajectory
 
@@ -276,9 +277,7 @@ class RunPlan:
 
     async def close(self) -> None:
         """Cancel a running plan."""
-        if self._planning is not None:
-            self._planning.cancel()
-            await asyncio.gather(self._planning, return_exceptions=True)
+        await cancel_and_wait(self._planning)
 
     async def _catch_up(self, router: PlacedRouter) -> None:
         """Plan until no further drift has been detected meanwhile."""

@@ -29,6 +29,7 @@ from rollart_core.errors import ConfigError, EnvironmentFailure, boundary
 from rollart_core.models.chat_template import TemplateRefusal
 from rollart_core.models.thinking import FOLLOWED, History
 from rollart_core.models.tokenizer import ChatTokenizer
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.tool_turn import answered, expert_turn
 from rollart_core.rollout.tools.action import ToolAction
@@ -100,8 +101,7 @@ async def warm_start(config: WarmStart, parts: WarmStartDependencies) -> WarmSta
             if success >= config.until_success or wall_s > (config.max_wall_s or math.inf):
                 break
     finally:
-        upcoming.cancel()
-        await asyncio.gather(upcoming, return_exceptions=True)
+        await cancel_and_wait(upcoming)
     return WarmStartResult(
         train_steps=step,
         success=success,
