@@ -5,8 +5,8 @@
     nodes ──> pools            check the nodes they are on
 
 Takes: a run config and a run directory. Gives: the workers that a
-:class:`rollart_core.runtime.base.Runtime` offers. Never: places a worker (the mapper does),
-or starts anything on a node that lacks what the worker needs.
+:class:`rollart_core.runtime.workers.WorkersRuntime` offers. Never: places a worker (the mapper
+does), or starts anything on a node that lacks what the worker needs.
 """
 
 from __future__ import annotations
