@@ -309,17 +309,26 @@ def problem_of(task: FunctionTask, candidate: str) -> str:
     function = SmallFunction(candidate)
     if function.name != task.entry_point:
         raise UnknownCode("it has another name")
-    (check,) = (node for node in ast.parse(task.test).body if isinstance(node, ast.FunctionDef))
+    for arguments, right in _calls(task.test):
+        try:
+            result = function(*arguments)
+        except (NameError, TypeError, ZeroDivisionError) as error:
+            return f"{type(error).__name__} was raised"
+        if result != right:
+            return "it returned a wrong result"
+    return ""
+
+
+@lru_cache(maxsize=1024)
+def _calls(test: str) -> list[tuple[list[Any], Any]]:
+    """Return the arguments and the result of each assertion of a hidden test."""
+    (check,) = (node for node in ast.parse(test).body if isinstance(node, ast.FunctionDef))
+    calls = []
     for node in check.body:
         match node:
             case ast.Assert(test=ast.Compare(left=ast.Call(args=args), comparators=[right])):
-                try:
-                    result = function(*map(ast.literal_eval, args))
-                except (NameError, TypeError, ZeroDivisionError) as error:
-                    return f"{type(error).__name__} was raised"
-                if result != ast.literal_eval(right):
-                    return "it returned a wrong result"
-    return ""
+                calls.append(([ast.literal_eval(arg) for arg in args], ast.literal_eval(right)))
+    return calls
 
 
 def _arguments(rng: random.Random, num: int) -> list[Any]:

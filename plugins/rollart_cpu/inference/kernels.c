@@ -4,23 +4,29 @@
  * Never: allocates anything that outlives a call, or lets the result of one row depend on
  * another row's place (each row has its own fixed order of additions).
  *
- * The key cache of one slot and head is [T / 16][dh][16] (blocks of 16 keys, transposed), so that
- * scores of 16 keys are computed at once without a horizontal sum; values are [T][dh].
+ * The key cache of one slot and head is [T / W][dh][W] (blocks of W keys, transposed), so that
+ * scores of W keys are computed at once without a horizontal sum; values are [T][dh].
  */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define W 16 /* floats handled at once; also the length of a key block */
+/* Floats of a vector register, handled at once; also the length of a key block. GCC keeps wider vectors
+ * in memory, which makes attention with AVX2 two to five times as slow. */
+#ifdef __AVX512F__
+#define W 16
+#else
+#define W 8
+#endif
 #define MAX_ROWS 8
 
 /* Below these, waking the other threads costs more than they save (and far more on a busy machine). */
 #define WORTH_ELEMENTS 32768
 #define WORTH_FLOPS 2000000
 
-typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float vec __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * W), aligned(4), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -135,7 +141,7 @@ void rollart_rotate_and_store(float *qkv, const float *qw, const float *kw, cons
     }
 }
 
-/* Scores of R rows with NB key blocks: s[r][16 nb] = q[r] . k. */
+/* Scores of R rows with NB key blocks: s[r][W nb] = q[r] . k. */
 INLINE void score_blocks(const float *q, const float *k, float *s, int64_t ld, int64_t dh,
                          const int R, const int NB) {
     vec acc[MAX_ROWS][4];
@@ -159,9 +165,10 @@ INLINE void score_rows(const float *q, const float *keys, float *s, int64_t ld, 
     for (; b < blocks; b++) score_blocks(q, keys + b * W * dh, s + b * W, ld, dh, R, 1);
 }
 
-/* s becomes exp(s - max) over the first len entries and 0 up to 16 * blocks; returns the sum. */
+/* s becomes exp(s - max) over the first len entries and 0 up to W * blocks; returns the sum. */
 INLINE float softmax_row(float *s, int64_t len, int64_t blocks) {
-    static const ivec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    ivec lanes;
+    for (int i = 0; i < W; i++) lanes[i] = i;
     vec low = splat(-INFINITY), m = low, sum = {0};
     for (int64_t b = 0; b < blocks; b++) {
         ivec valid = lanes < (ivec)((ivec){0} + (int32_t)(len - b * W));
@@ -179,7 +186,7 @@ INLINE float softmax_row(float *s, int64_t len, int64_t blocks) {
     return sum_lanes(sum);
 }
 
-/* out[r] = sum_t p[r][t] v[t] over 16 * C columns, R rows at once; v has stride dh. */
+/* out[r] = sum_t p[r][t] v[t] over W * C columns, R rows at once; v has stride dh. */
 INLINE void weigh_values(const float *p, int64_t ld, const float *v, int64_t dh, int64_t len,
                          float **out, const float *inv_sum, int64_t col, const int R, const int C) {
     vec acc[4][4];
@@ -283,8 +290,8 @@ void rollart_copy_slot(float *keys, float *values, int64_t from, int64_t to, int
 /* exp((x - top) t) of up to CHUNK entries into e; returns their sum. */
 #define CHUNK 256
 INLINE double exp_chunk(const float *x, float *e, int64_t num, float top, float t) {
-    typedef double dvec __attribute__((vector_size(64), aligned(4)));
-    typedef float half __attribute__((vector_size(32), aligned(4), may_alias));
+    typedef double dvec __attribute__((vector_size(4 * W), aligned(4)));
+    typedef float half __attribute__((vector_size(2 * W), aligned(4), may_alias));
     dvec sum = {0};
     for (int64_t i = 0; i < num; i += W) {
         vec y = splat(-INFINITY);

@@ -8,9 +8,14 @@
 #include <stdint.h>
 #include <string.h>
 
+/* Floats of a vector register; GCC keeps wider vectors in memory. */
+#ifdef __AVX512F__
 #define W 16
-typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(64), aligned(4), may_alias));
+#else
+#define W 8
+#endif
+typedef float vec __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * W), aligned(4), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE vec splat(float x) { return x - (vec){0}; }
