@@ -5,8 +5,8 @@
     nodes ──> pools            check the nodes they are on
 
 Takes: a run config and a run directory. Gives: the workers that a
-:class:`rollart_core.runtime.base.Runtime` offers. Never: places a worker (the mapper does),
-or starts anything on a node that lacks what the worker needs.
+:class:`rollart_core.runtime.workers.WorkersRuntime` offers. Never: places a worker (the mapper
+does), or starts anything on a node that lacks what the worker needs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rollart_core.config.runtime import RayRuntime as RayConfig
 from rollart_core.contracts.hardware import Placement, Pool
 from rollart_core.contracts.sandbox import RUN_VARIABLE
 from rollart_core.errors import ClusterLost, ConfigError, UserError
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait
 from rollart_core.runtime.inline import shared_folder
 from rollart_core.runtime.placement import demand_of, place
 from rollart_core.runtime.prepare import unset_variables
@@ -237,9 +238,7 @@ class RayRuntime(WorkersRuntime):
 
     async def close(self) -> None:
         """Stop every worker, release reservations, and leave or stop the cluster."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        await cancel_and_wait(self._watching)
         try:
             await super().close()
             await self._remove_shared()

@@ -81,8 +81,8 @@ def _rows(found: AuditReport) -> Iterator[tuple[str, str, str]]:
     yield "staleness", f"{found.max_staleness or 0}", f"{bound}; {versions}" if versions else bound
     bias = found.length_bias
     for what in ("tokens", "turns"):
-        means = [getattr(bias, f"{name}_{what}_mean") for name in ("dispatched", "finished")]
-        trained = getattr(bias, f"trained_{what}_mean")
+        means = [bias[f"{name}_{what}_mean"] for name in ("dispatched", "finished")]
+        trained = bias[f"trained_{what}_mean"]
         detail = f"of trained; dispatched {means[0]:.4g}, finished {means[1]:.4g}"
         yield f"mean {what}", f"{trained:.4g}", detail
 

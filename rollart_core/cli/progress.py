@@ -263,6 +263,8 @@ def _facts(report: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     total_s, train_s = as_float(report.get("wall_s")), as_float(report.get("train_wall_s"))
     yield "time", f"{total_s:,.1f} s, including {train_s:,.1f} s of RL"
     yield "tokens/s", _throughput(report)
+    if step := mapping(report.get("step_s")):
+        yield "time per batch", _step(step)
     yield "staleness", _histogram(mapping(report.get("staleness")))
     failures = mapping(report.get("failures"))
     yield "failures", ", ".join(f"{k} {v}" for k, v in failures.items()) or "none"
@@ -292,6 +294,13 @@ def _throughput(report: Mapping[str, object]) -> str:
     known = {name: report.get(f"{name}_tokens_per_s") for name in ("generated", "trained")}
     parts = [f"{as_float(n):,.0f} {name}" for name, n in known.items() if n is not None]
     return f"{text} ({', '.join(parts)})" if parts else text
+
+
+def _step(seconds: Mapping[str, object]) -> str:
+    """Return the seconds of a batch, with its phases and their shares."""
+    total = sum(map(as_float, seconds.values()))
+    parts = [f"{name} {as_float(s) / total:.0%}" for name, s in seconds.items()]
+    return f"{total:,.2f} s: {', '.join(parts)}"
 
 
 def _histogram(counts: Mapping[str, object]) -> str:

@@ -1,7 +1,7 @@
 """Runtimes: start and place the workers of a run.
 
 Takes: nothing. Gives: the spec of runtimes. Never: starts anything. The class of a spec does;
-:mod:`rollart_core.runtime.base` has its interface.
+:class:`rollart_core.runtime.workers.WorkersRuntime` has its interface.
 
 The core has the runtime ``inline``. For other runtimes, ``runtime.kind`` of a run config is the
 alias. The class derives from :class:`rollart_core.runtime.workers.WorkersRuntime`. Its constructor

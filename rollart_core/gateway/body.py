@@ -141,10 +141,12 @@ def _stops(value: object) -> tuple[str, ...]:
 
 
 def _ignored(body: Body) -> tuple[str, ...]:
-    """Return the fields that the episode's own sampling parameters override."""
+    """Return the fields that have no effect: the episode has its own sampling parameters."""
     for name in ("temperature", "top_p", *_PENALTIES[:2]):
         value = body.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise bad_field(name, f"must be a number, not {value!r}")
     given = [name for name in _SAMPLING if body.get(name) is not None]
-    return (*given, *(name for name in _PENALTIES if body.get(name)))
+    given += [name for name in _PENALTIES if body.get(name)]
+    forces_calls = body.get("tools") and body.get("tool_choice") not in (None, "auto")
+    return (*given, "tool_choice") if forces_calls else tuple(given)

@@ -114,9 +114,7 @@ def chat_request(body: Body) -> ChatRequest:
         raise unsupported("modalities", "answers are text")
     logprobs = flag(body, "logprobs")
     wanted = sampling_request(body, "max_completion_tokens", "max_tokens", logprobs=logprobs)
-    tools, choice = tool_specs(body.get("tools")), body.get("tool_choice")
-    if choice not in (None, "auto") and tools:
-        wanted = replace(wanted, ignored=(*wanted.ignored, "tool_choice"))
+    tools = tool_specs(body.get("tools"))
     return ChatRequest(
         [_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
         tools,
@@ -375,10 +373,8 @@ def response_request(body: Body, earlier: Mapping[str, Sequence[Message]]) -> Re
     talk += _items(body.get("input"))
     instructions = text(body.get("instructions"), "instructions")
     first = [Message(role="system", content=instructions)] if instructions else []
-    tools, choice = tool_specs(_flat_tools(body.get("tools"))), body.get("tool_choice")
+    tools = tool_specs(_flat_tools(body.get("tools")))
     wanted = sampling_request({**body, "stop": None}, "max_output_tokens")
-    if choice not in (None, "auto") and tools:
-        wanted = replace(wanted, ignored=(*wanted.ignored, "tool_choice"))
     return ResponseRequest([*first, *talk], tools, wanted, talk, body)
 
 

@@ -30,6 +30,7 @@ from rollart_core.gateway.errors import (
     out_of_turns,
 )
 from rollart_core.gateway.transcript import Answer, ModelCall, Transcript
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait
 from rollart_core.rollout.episode import EpisodeLimits, Generator
 from rollart_core.rollout.threads import DaemonThreads
 from rollart_core.rollout.time_limit import TimeLimit
@@ -204,10 +205,7 @@ class GatewaySession:
     async def close(self) -> None:
         """Stop the requests in flight and release the sessions."""
         self.closed = True
-        in_flight = list(self._in_flight)
-        for task in in_flight:
-            task.cancel()
-        await asyncio.gather(*in_flight, return_exceptions=True)
+        await cancel_and_wait(*self._in_flight)
         for session in list(self._sessions):
             await self._parts.engine.release(session)
         self._sessions.clear()

@@ -36,6 +36,7 @@ from rollart_core.contracts.inference import (
 )
 from rollart_core.errors import EngineDied, EnginesLost, InferenceFailure, WorkerDied
 from rollart_core.inference.shared_devices import Devices
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait, keep_until_done
 
 LOOK_EVERY_S = 1.0
 """Interval between two reads of the engines' statistics, in seconds."""
@@ -520,11 +521,8 @@ class Router:
 
     async def close(self) -> None:
         """Stop the background tasks. The caller closes the engines."""
-        tasks = [*self._tasks, *([self._looking] if self._looking else [])]
-        self._looking = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        looking, self._looking = self._looking, None
+        await cancel_and_wait(*self._tasks, looking)
 
     def _take_in(self, engine: InferenceEngine) -> None:
         self._routes.engine_states.append(EngineState(engine, open=engine.health == "up"))
@@ -562,9 +560,7 @@ class Router:
             before_s = now_s
 
     def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        keep_until_done(asyncio.ensure_future(work), self._tasks)
 
 
 def combined(stats: Sequence[EngineStats]) -> EngineStats:

@@ -109,30 +109,21 @@ def output_of_plugins() -> Iterator[None]:
     Another thread may open a block meanwhile, or replace ``sys.stdout``. No output of the program
     is lost, in whichever order the blocks end.
     """
-    _open()
-    try:
-        yield
-    finally:
-        _close()
-
-
-def _open() -> None:
     global _num_open
     with _lock:
         _num_open += 1
         if sys.stdout is not None and not isinstance(sys.stdout, _Stream):
             sys.stdout = cast(TextIO, _Stream(sys.stdout))
     _depth.value += 1
-
-
-def _close() -> None:
-    """End the block. If other code has replaced stdout meanwhile, keep its replacement."""
-    global _num_open
-    _depth.value -= 1
-    with _lock:
-        _num_open -= 1
-        if _num_open == 0 and isinstance(sys.stdout, _Stream):
-            sys.stdout = sys.stdout._stream
+    try:
+        yield
+    finally:
+        _depth.value -= 1
+        with _lock:
+            _num_open -= 1
+            # If other code has replaced stdout meanwhile, its replacement stays.
+            if _num_open == 0 and isinstance(sys.stdout, _Stream):
+                sys.stdout = sys.stdout._stream
 
 
 GROUP: Final = "rollart"

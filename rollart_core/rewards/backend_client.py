@@ -36,6 +36,7 @@ from rollart_core.errors import BackendFailure, DeadlineFailure, RewardFailure, 
 from rollart_core.rewards.circuit_breaker import Change, CircuitBreaker
 from rollart_core.rewards.stats import LOOK_S, RewardStats
 from rollart_core.rewards.validation import checked_result, idempotency_key
+from rollart_core.rollout.asyncio_tasks import retrieve_error
 from rollart_core.rollout.time_limit import TimeLimit
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class BackendClient:
         finally:
             for one in calls:
                 one.cancel()
-                one.add_done_callback(_heard)
+                one.add_done_callback(retrieve_error)
 
     async def _timed(self, call: RewardCall) -> RewardAnswer:
         with self._measured(call) as answers:
@@ -513,12 +514,6 @@ class RetryingScorer:
 def _is_hopeless(outcome: Failed) -> bool:
     """Return whether a retry on the same backend is useless."""
     return isinstance(outcome, BackendFailure) and not outcome.again
-
-
-def _heard(call: asyncio.Future[RewardAnswer]) -> None:
-    """Retrieve the exception of a call without a waiter, so that asyncio does not log it."""
-    if not call.cancelled():
-        call.exception()
 
 
 def _now_s() -> float:

@@ -44,6 +44,7 @@ from rollart_core.rewards.backend_client import (
 from rollart_core.rewards.circuit_breaker import CircuitBreaker
 from rollart_core.rewards.stats import RewardStats
 from rollart_core.rewards.validation import trimmed
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait, keep_until_done
 
 Scorer: TypeAlias = Callable[[RewardRequest], Awaitable[RewardResult]]
 OnPlayed: TypeAlias = Callable[[str, int], None]
@@ -252,16 +253,11 @@ class WaitingGroups:
         """Score these members, which all wait. Runs in the background."""
         members = [self._members[t] for t in ticket_ids if t in self._members]
         if members:
-            call = asyncio.ensure_future(_score(members))
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+            keep_until_done(asyncio.ensure_future(_score(members)), self._calls)
 
     async def close(self) -> None:
         """Stop all scoring. May be called twice."""
-        calls = list(self._calls)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        await cancel_and_wait(*self._calls)
 
 
 async def _score(members: Sequence[_Member]) -> None:
@@ -377,10 +373,7 @@ class RewardQueue:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        calls = list(self._calls)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        await cancel_and_wait(*self._calls)
         for asked in self._queue:
             asked.results.cancel()
         self._queue.clear()

@@ -9,9 +9,8 @@ episode. Never: retries, scores a failure, or leaves a program, a key or a sessi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -23,6 +22,7 @@ from rollart_core.errors import (
     EpisodeError,
     InferenceFailure,
 )
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait
 from rollart_core.rollout.env_pool import EnvEpisode, EnvPool
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.episode import EpisodeLimits, check_return
@@ -187,7 +187,8 @@ async def _ended(
 ) -> EpisodeError | None:
     """Run the program until it ends or is stopped after its budget; return its error."""
     program = asyncio.ensure_future(episode.run(where, timeout_s=timeout_s))
-    async with _ending(program), _waiting(gateway_session.spent) as spent:
+    spent = asyncio.ensure_future(gateway_session.spent.wait())
+    try:
         await asyncio.wait({program, spent}, return_when=asyncio.FIRST_COMPLETED)
         if not program.done():
             await asyncio.wait({program}, timeout=LAST_WORDS_S)
@@ -197,6 +198,8 @@ async def _ended(
             await program
         except EpisodeError as e:
             return e
+    finally:  # only the wait: the worker stops the program at the end of the episode
+        await cancel_and_wait(program, spent)
     return None
 
 
@@ -213,25 +216,6 @@ def _judgeable(gateway_session: GatewaySession, error: EpisodeError | None) -> N
     if not gateway_session.turns:
         message = f"the program ended without a request to {gateway_session.base_url}"
         raise EnvironmentFailure(message, boundary="agent.run")
-
-
-@contextlib.asynccontextmanager
-async def _ending(program: asyncio.Future[None]) -> AsyncIterator[None]:
-    """Cancel the wait for a program; the worker stops the program at the end of the episode."""
-    try:
-        yield
-    finally:
-        program.cancel()
-        await asyncio.gather(program, return_exceptions=True)
-
-
-@contextlib.asynccontextmanager
-async def _waiting(event: asyncio.Event) -> AsyncIterator[asyncio.Task[bool]]:
-    task = asyncio.ensure_future(event.wait())
-    try:
-        yield task
-    finally:
-        task.cancel()
 
 
 def _request(ticket: Ticket, record: _Record, result: AgentResult) -> RewardRequest:

@@ -60,13 +60,7 @@ class Baseline:
             return ""
         if self._name == "random":
             return await episode.random_action(key)
-        action = await episode.oracle()
-        if action is None:
-            message = "the oracle has no action for this state"
-            failure = EnvironmentFailure(message, boundary="env.oracle")
-            failure.retryable = False
-            raise failure
-        return action
+        return await _expert_action(episode)
 
 
 class DrawsWords:
@@ -131,10 +125,7 @@ class Expert:
             EnvironmentFailure: If it has no action, or the chat template refuses it.
             ContextOverflow: If it has more tokens than the request allows.
         """
-        action = await episode.oracle()
-        if action is None:
-            raise _no_use("the oracle has no action for this state")
-        text = self._written(action)
+        text = self._written(await _expert_action(episode))
         token_ids = [*self._tokenizer.encode(text), self._tokenizer.stop_token_ids[0]]
         if len(token_ids) > request.max_new_tokens:
             raise ContextOverflow(
@@ -153,6 +144,13 @@ class Expert:
             return self._tokenizer.write(message)
         except TemplateRefusal as e:
             raise _no_use(f"the chat template refuses the oracle's tool calls: {e}") from e
+
+
+async def _expert_action(episode: EnvEpisode) -> str:
+    action = await episode.oracle()
+    if action is None:
+        raise _no_use("the oracle has no action for this state")
+    return action
 
 
 def _no_use(message: str) -> EnvironmentFailure:

@@ -24,6 +24,7 @@ from rollart_core.errors import (
     WorkerDied,
     WorkerLost,
 )
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait, keep_until_done, retrieve_error
 from rollart_core.rollout.env_answers import Observed
 from rollart_core.rollout.env_worker import EnvRef
 from rollart_core.rollout.time_limit import TimeLimit
@@ -325,9 +326,7 @@ class EnvPool:
     async def close(self) -> None:
         """Stop all workers."""
         self._closed = True
-        if self._growing is not None:
-            self._growing.cancel()
-            await asyncio.gather(self._growing, return_exceptions=True)
+        await cancel_and_wait(self._growing)
         places, self._places = [*self._places, *self._apart.values()], []
         self._apart.clear()
         await asyncio.gather(*(p.worker.close() for p in places), *self._closing)
@@ -372,9 +371,7 @@ class EnvPool:
 
     def _close_if_idle(self, place: Place) -> None:
         if len(place.episodes) == 0:
-            task = asyncio.create_task(place.worker.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            keep_until_done(asyncio.create_task(place.worker.close()), self._closing)
 
     def _replaced(self, why: str) -> None:
         self.num_replaced += 1
@@ -421,7 +418,7 @@ class EnvPool:
         """Start the missing workers in one background task."""
         if self._growing is None or self._growing.done():
             self._growing = asyncio.create_task(self._start_missing(), name="start env workers")
-            self._growing.add_done_callback(_heard)
+            self._growing.add_done_callback(retrieve_error)
         return self._growing
 
     async def _start_missing(self) -> None:
@@ -456,12 +453,6 @@ def _task_of(ticket: Ticket) -> dict[str, Any]:
     """Return the arguments that start the task of a ticket."""
     task = ticket.task
     return {"seed": task.seed, "options": {"task": task.index, "split": task.split}}
-
-
-def _heard(task: asyncio.Task[None]) -> None:
-    """Mark the task's error as retrieved; the next episode starts a new attempt."""
-    if not task.cancelled():
-        task.exception()
 
 
 class LocalWorker:

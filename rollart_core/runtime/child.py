@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, cast
 
 from rollart_core.errors import RollartError, contained, described, is_from_outside
+from rollart_core.rollout.asyncio_tasks import keep_until_done
 from rollart_core.rollout.loop import run_exit_functions
 from rollart_core.runtime.frames import Answer, Call, FrameProtocol, encode
 from rollart_core.runtime.records import StoredRecords
@@ -136,9 +137,7 @@ class _Server:
 
     def _take(self, call: Call | Answer) -> None:
         assert isinstance(call, Call)
-        task = asyncio.create_task(self._answer(call))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        keep_until_done(asyncio.create_task(self._answer(call)), self.tasks)
 
     async def _answer(self, call: Call) -> None:
         try:

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 from rollart_core.errors import RollartError, UserError, first_line
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait
 from rollart_core.store.journal_schema import FILE as JOURNAL
 from rollart_core.suggestions import no_run
 
@@ -67,9 +68,7 @@ class Control:
         if server is None:
             return
         server.close()
-        for task in self._asking:
-            task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await cancel_and_wait(*self._asking)
         self._path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from rollart_core.config.runtime import Scaling
 from rollart_core.errors import RollartError, UserError, first_line
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait
 from rollart_core.runtime.control import Control
 from rollart_core.runtime.heartbeat import Notify
 from rollart_core.runtime.scaling import ClusterLoad, Scaler, engine_pressure, env_pressure
@@ -74,9 +75,7 @@ class Elastic:
 
     async def close(self) -> None:
         """Stop scaling."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        await cancel_and_wait(self._looking)
         if self._control is not None:
             await self._control.close()
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
-from rollart_core.errors import WorkerDied
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait, keep_until_done
 from rollart_core.runtime.worker import Worker
 
 Notify = Callable[[str, Mapping[str, object]], None]
@@ -48,14 +49,11 @@ class Heartbeat:
         if self._hang_s is None:
             return
         task = asyncio.create_task(self._watch(worker, self._hang_s), name=f"ping {worker.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        keep_until_done(task, self._tasks)
 
     async def close(self) -> None:
         """Stop all pings."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_and_wait(*self._tasks)
 
     async def _watch(self, worker: Worker, hang_s: float) -> None:
         was_up = False
@@ -81,9 +79,5 @@ class Heartbeat:
 
 async def _ping(worker: Worker) -> None:
     """Return when the worker has answered, also with an error, or has ended."""
-    try:
+    with suppress(Exception):  # an error is an answer too
         await worker.call("__ping__")
-    except WorkerDied:
-        return
-    except Exception:
-        return  # an error is an answer too

@@ -1,8 +1,8 @@
 """Run on one machine: one process per engine and trainer rank, environments in processes or here.
 
 Takes: a run config and a run directory. Gives: the workers that a
-:class:`rollart_core.runtime.base.Runtime` provides. Never: needs a daemon or a GPU, or leaves a
-process or a shared memory file behind.
+:class:`rollart_core.runtime.workers.WorkersRuntime` provides. Never: needs a daemon or a GPU, or
+leaves a process or a shared memory file behind.
 """
 
 from __future__ import annotations

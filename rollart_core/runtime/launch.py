@@ -27,12 +27,12 @@ from rollart_core.errors import RollartError, TooManyFailures, TrainerLost
 from rollart_core.inference.router import Router, combined
 from rollart_core.inference.teacher import RunEpisode
 from rollart_core.plugins import registry
-from rollart_core.runtime.base import Runtime, TrainerHandle
 from rollart_core.runtime.elastic import Elastic
 from rollart_core.runtime.garbage_collection import short_gc_pauses
 from rollart_core.runtime.inline import InlineRuntime
 from rollart_core.runtime.interrupts import PREEMPTED, STOP_HINTS, interrupts
 from rollart_core.runtime.placement import RunPlan
+from rollart_core.runtime.remote import TrainerGroup
 from rollart_core.runtime.report import Routed, RunReport, env_reports, score_gain, whereabouts
 from rollart_core.runtime.run_envs import RunEnvs
 from rollart_core.runtime.train_phase import TrainDependencies, TrainPhase
@@ -134,7 +134,7 @@ class _Launch:
                     recorder.close(report.as_dict() if report else {"ok": False})
 
     async def _phases_of(
-        self, runtime: Runtime, recorder: RunRecorder, run_dir: Path, until_end: ExitStack
+        self, runtime: WorkersRuntime, recorder: RunRecorder, run_dir: Path, until_end: ExitStack
     ) -> RunReport:
         async with self._phase("set up", str(run_dir)):
             plan = self._plan = RunPlan(self._run, recorder.event)
@@ -194,7 +194,7 @@ class _Launch:
         write_json(run_dir / "report.json", report.as_dict())
         return report
 
-    async def _episodes(self, runtime: Runtime, recorder: RunRecorder) -> RunEpisode:
+    async def _episodes(self, runtime: WorkersRuntime, recorder: RunRecorder) -> RunEpisode:
         """Return the function that executes the tickets of training."""
         envs = self._envs
         run = envs.demonstrate if self._run.demonstrates else envs.run_episode
@@ -226,7 +226,7 @@ class _Launch:
 
     # Set-up
 
-    async def _model(self, runtime: Runtime, run_dir: Path) -> str:
+    async def _model(self, runtime: WorkersRuntime, run_dir: Path) -> str:
         model = self._config.model
         if isinstance(model, ModelPath):
             return model.path
@@ -241,9 +241,9 @@ class _Launch:
 
     async def _begin(
         self,
-        runtime: Runtime,
+        runtime: WorkersRuntime,
         router: Router,
-        trainer: TrainerHandle,
+        trainer: TrainerGroup,
         recorder: RunRecorder,
         model_path: str,
     ) -> RunState | None:
@@ -263,9 +263,9 @@ class _Launch:
 
     async def _warm_start(
         self,
-        runtime: Runtime,
+        runtime: WorkersRuntime,
         router: Router,
-        trainer: TrainerHandle,
+        trainer: TrainerGroup,
         model_path: str,
     ) -> None:
         config = self._config.warm_start
@@ -325,7 +325,7 @@ class _Launch:
         recorder.evaluated(tasks, results)
         return results
 
-    async def _compare(self, trainer: TrainerHandle, recorder: RunRecorder) -> None:
+    async def _compare(self, trainer: TrainerGroup, recorder: RunRecorder) -> None:
         """Compare the logprobs of the first answers in trainer and engine.
 
         Raises:
@@ -458,7 +458,7 @@ def new_runtime(run: ResolvedRun, run_dir: Path) -> WorkersRuntime:
     return runtime
 
 
-async def _end(elastic: Elastic, envs: RunEnvs, runtime: Runtime) -> None:
+async def _end(elastic: Elastic, envs: RunEnvs, runtime: WorkersRuntime) -> None:
     await elastic.close()
     await envs.close()
     await runtime.close()

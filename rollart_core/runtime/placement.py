@@ -15,7 +15,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol
 
 from rollart_core.config.resolve import Resolution, ResolvedRun
 from rollart_core.config.resolve_envs import ResolvedEnv
@@ -30,7 +29,9 @@ from rollart_core.contracts.hardware import (
     Role,
 )
 from rollart_core.errors import ConfigError, RollartError, described, first_line, text_of
+from rollart_core.inference.router import Router
 from rollart_core.models.run_template import rows_note
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait
 from rollart_core.runtime.workload import WorkloadMeter, departures, shape_of, total_tokens
 from rollart_core.types import Ticket, Trajectory
 
@@ -203,25 +204,6 @@ def place(
         raise ConfigError("\n".join(f"mapper {name}: {line}" for line in lines)) from e
 
 
-class Slotted(Protocol):
-    """The attributes of a router's engine that planning uses."""
-
-    @property
-    def pool(self) -> str:
-        """The pool of the engine."""
-
-
-class PlacedRouter(Protocol):
-    """The methods of the router that planning uses."""
-
-    @property
-    def engine_states(self) -> Sequence[Slotted]:
-        """The engines."""
-
-    def place(self, placement: Placement) -> None:
-        """Apply a new placement."""
-
-
 class RunPlan:
     """Plans and replans a run; see the module docstring.
 
@@ -255,7 +237,7 @@ class RunPlan:
         self._note(self.placement, workloads_of(self._run), ())
         return self.placement
 
-    def watched(self, run_episode: RunEpisode, router: PlacedRouter) -> RunEpisode:
+    def watched(self, run_episode: RunEpisode, router: Router) -> RunEpisode:
         """Wrap the function to measure its trajectories and replan if workloads drift.
 
         Demonstrations are not measured, because no engine generates them.
@@ -276,17 +258,15 @@ class RunPlan:
 
     async def close(self) -> None:
         """Cancel a running plan."""
-        if self._planning is not None:
-            self._planning.cancel()
-            await asyncio.gather(self._planning, return_exceptions=True)
+        await cancel_and_wait(self._planning)
 
-    async def _catch_up(self, router: PlacedRouter) -> None:
+    async def _catch_up(self, router: Router) -> None:
         """Plan until no further drift has been detected meanwhile."""
         while (departure := self._due) is not None:
             self._due = None
             await self._again(departure, router)
 
-    async def _again(self, departure: Departure, router: PlacedRouter) -> None:
+    async def _again(self, departure: Departure, router: Router) -> None:
         """Replan with measured workloads for the current engines; on failure keep the plan."""
         assert self.placement is not None
         num_engines = Counter(state.pool for state in router.engine_states)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
 from rollart_core.errors import WorkerDied, first_line
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait
 from rollart_core.runtime.frames import Answer, Call, FrameProtocol, encode
 
 PART_VARIABLE: Final = "ROLLART_PART"
@@ -153,9 +154,7 @@ class WorkerProcess:
         self._closing = True
         if self._stream is not None:
             self._stream.transport.close()
-        if self._ending is not None:
-            self._ending.cancel()
-            await asyncio.gather(self._ending, return_exceptions=True)
+        await cancel_and_wait(self._ending)
         self._mark_dead()
         if self._process is not None:
             try:

@@ -39,6 +39,7 @@ from rollart_core.errors import (
     described,
     first_line,
 )
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait
 from rollart_core.runtime.factories import RankArgs
 from rollart_core.runtime.heartbeat import Heartbeat, Notify, nobody_listens
 from rollart_core.runtime.records import StoreRecords, file_store
@@ -236,9 +237,7 @@ class RemoteEngine(InferenceEngine):
     async def close(self) -> None:
         """Stop the process."""
         self._closed = True
-        if self._restarting is not None:
-            self._restarting.cancel()
-            await asyncio.gather(self._restarting, return_exceptions=True)
+        await cancel_and_wait(self._restarting)
         await shut_down(self._worker, "close")
 
     # Death and restart

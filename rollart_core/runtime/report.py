@@ -47,6 +47,10 @@ class RunReport:
     """Tokens of finished trajectories, prompt and generated, per second of the RL phase."""
     generated_tokens_per_s: float
     trained_tokens_per_s: float
+    step_s: Mapping[str, float]
+    """Mean seconds of the trainer per batch, by phase: ``wait`` for trajectories, ``batch`` (rows,
+    advantages and signals), ``forward`` (with the loss), ``backward``, ``optimizer``, ``publish``
+    (the weights) and ``other``. Empty without a batch."""
     staleness: Mapping[str, int]
     """Staleness in versions -> number of trained samples."""
     failures: Mapping[str, int]

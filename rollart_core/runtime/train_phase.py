@@ -23,8 +23,7 @@ from rollart_core.config.resolve import ResolvedRun
 from rollart_core.config.validation.consistency import colocates
 from rollart_core.errors import TrainerLost, TrainingDiverged
 from rollart_core.plugins.manager import plugins
-from rollart_core.runtime.base import TrainerHandle
-from rollart_core.runtime.remote import Restarts
+from rollart_core.runtime.remote import Restarts, TrainerGroup
 from rollart_core.runtime.validator import Validator
 from rollart_core.scheduling.buffer import Buffer
 from rollart_core.scheduling.controller import (
@@ -50,7 +49,7 @@ class TrainDependencies:
     """The objects that the phase uses."""
 
     recorder: RunRecorder
-    trainer: TrainerHandle
+    trainer: TrainerGroup
     engines: EnginesHandle
     run_episode: Callable[[Ticket, int], Awaitable[Trajectory]]
     source: Tasks

@@ -22,7 +22,7 @@ from typing import Any
 
 from rollart_core.config.run import RunConfig
 from rollart_core.errors import ConfigError, TrainerLost
-from rollart_core.runtime.base import TrainerHandle
+from rollart_core.runtime.remote import TrainerGroup
 from rollart_core.scheduling.controller import EnginesHandle
 from rollart_core.scheduling.evaluate import ClusterOf, EvaluationResult, evaluate
 from rollart_core.scheduling.validation_slots import LentPlaces
@@ -141,7 +141,7 @@ class ModelDependencies:
     """The objects that have the weights."""
 
     recorder: RunRecorder
-    trainer: TrainerHandle
+    trainer: TrainerGroup
     engines: EnginesHandle
     notify: Callable[[str], None]
 

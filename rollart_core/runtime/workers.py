@@ -4,9 +4,9 @@
                                                   |
                                     ``new_worker(role, index)`` of the runtime
 
-Takes: a resolved run and a run directory. Gives: the methods of
-:class:`rollart_core.runtime.base.Runtime`. Never: decides where a worker executes (subclasses do),
-sends an engine requests before it has the newest weights, or removes one without draining it.
+Takes: a resolved run and a run directory. Gives: env workers, engines behind a router, a trainer.
+Never: decides where a worker executes (subclasses do), sends an engine requests before it has the
+newest weights, removes one without draining it, or depends on the training loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import itertools
 import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,6 @@ from rollart_core.inference.shared_devices import Devices, SharedDevices
 from rollart_core.inference.teacher import TeacherEngines
 from rollart_core.plugins import registry
 from rollart_core.rollout.env_pool import EnvPool, EnvWorkerHandle
-from rollart_core.runtime.base import TakeSamples
 from rollart_core.runtime.elastic import ENGINES, ENV_WORKERS
 from rollart_core.runtime.factories import ChannelArgs, EnvTasks, ModelArgs
 from rollart_core.runtime.heartbeat import Heartbeat, Notify, nobody_listens
@@ -53,6 +52,7 @@ from rollart_core.runtime.worker import Worker
 from rollart_core.types import Sample, Task
 
 T = TypeVar("T")
+TakeSamples = Callable[[int], Awaitable[list[Sample]]]
 
 
 class Reservations(Protocol):

@@ -9,8 +9,9 @@ drifted from the plan. Never: reads a clock, or counts an episode that failed.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ def _of_new(model: NewModel) -> ModelShape:
     return of_config(config, BYTES[model.dtype])
 
 
-FIELDS = ("prefill_tokens", "decode_tokens", "turns", "env_s", "reward_s", "rows")
+PER_TURN = ("prefill_tokens", "decode_tokens", "env_s")
+"""Fields of a workload that count a turn, not an episode."""
 NEGLIGIBLE: Mapping[str, float] = {
     "prefill_tokens": 8.0,
     "decode_tokens": 4.0,
@@ -198,12 +200,8 @@ class WorkloadMeter:
     decay: float = 0.98
     count: int = 0
     """Number of trajectories added."""
-    _turns: float = 0.0
-    _prefill: float = 0.0
-    _decode: float = 0.0
-    _env_s: float = 0.0
-    _rows: float = 0.0
-    """All five: means per trajectory."""
+    _means: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Means per trajectory."""
 
     def add(self, trajectory: Trajectory) -> None:
         """Add a finished trajectory; ignore it if it failed or has no turn."""
@@ -212,32 +210,25 @@ class WorkloadMeter:
             return
         self.count += 1
         share = max(1 / self.count, 1 - self.decay)
-        self._turns += share * (seen.turns - self._turns)
-        self._prefill += share * (seen.prefill_tokens * seen.turns - self._prefill)
-        self._decode += share * (seen.decode_tokens * seen.turns - self._decode)
-        self._env_s += share * (seen.env_s * seen.turns - self._env_s)
-        self._rows += share * (seen.rows - self._rows)
+        for name in ("turns", "rows", *PER_TURN):
+            value = getattr(seen, name) * (seen.turns if name in PER_TURN else 1.0)
+            self._means[name] += share * (value - self._means[name])
 
     @property
     def measured(self) -> Workload:
         """The measured workload; the declared one before the first trajectory."""
         if not self.count:
             return self.declared
-        return replace(
-            self.declared,
-            prefill_tokens=self._prefill / self._turns,
-            decode_tokens=self._decode / self._turns,
-            turns=self._turns,
-            env_s=self._env_s / self._turns,
-            rows=self._rows,
-        )
+        means = self._means
+        per_turn = {name: means[name] / means["turns"] for name in PER_TURN}
+        return replace(self.declared, turns=means["turns"], rows=means["rows"], **per_turn)
 
 
 def departures(planned: Workload, measured: Workload, factor: float) -> list[str]:
     """Return a phrase for each figure that differs from the plan by more than ``factor``."""
     found = []
-    for name in FIELDS:
+    for name, negligible in NEGLIGIBLE.items():
         was, now = getattr(planned, name), getattr(measured, name)
-        if abs(now - was) > NEGLIGIBLE[name] and max(was, now) > factor * min(was, now):
+        if abs(now - was) > negligible and max(was, now) > factor * min(was, now):
             found.append(f"{name} {now:.4g} instead of {was:.4g}")
     return found

@@ -28,6 +28,7 @@ from typing import Protocol
 
 from rollart_core.contracts.inference import WeightSwap
 from rollart_core.contracts.weights import Publication
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait, keep_until_done
 from rollart_core.scheduling.buffer import Buffer
 from rollart_core.scheduling.curriculum import CurriculumTasks
 from rollart_core.scheduling.events import (
@@ -405,9 +406,7 @@ class Controller:
         return asyncio.get_running_loop().call_later(self._wall_s, self.request_stop, reason)
 
     def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = keep_until_done(asyncio.ensure_future(work), self._tasks)
         task.add_done_callback(self._check)
         return task
 
@@ -419,17 +418,13 @@ class Controller:
             self._events.put_nowait(error)
 
     async def _end_everything(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(self._end_episodes(), *self._tasks, return_exceptions=True)
+        ending = (cancel_and_wait(*self._tasks), self._end_episodes())
+        await asyncio.gather(*ending, return_exceptions=True)
 
     async def _end_episodes(self) -> None:
         for ticket_id in list(self._expiries):
             self._forget_expiry(ticket_id)
-        tasks = list(self._episodes.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*self._episodes.values())
         self._episodes.clear()
 
 

@@ -191,10 +191,6 @@ class RunGuard:
             return self.last.as_version
         return newest_batch + 2
 
-    def is_undone(self, version: int) -> bool:
-        """Return whether the weights of a version were rolled back."""
-        return any(r.back_to < version < r.as_version for r in self._rollbacks)
-
     def used_up_reason(self) -> str:
         """Return why the run ends."""
         assert self._config is not None

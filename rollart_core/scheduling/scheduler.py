@@ -25,9 +25,9 @@ does not wait for them.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal, Protocol, cast
 
 from rollart_core.scheduling.events import (
@@ -176,25 +176,13 @@ class Scheduler:
 
     def snapshot(self) -> Snapshot:
         """Return the counters and gauges."""
-        c = self._counts
         return Snapshot(
             policy_version=self._version,
             num_running=self._num_running,
             num_scoring=sum(m.state in _WAITING for m in self._members.values()),
             num_open_groups=len(self._unconsumed) - len(self._ready),
             num_ready_groups=len(self._ready),
-            dispatched=c.dispatched,
-            finished=c.finished,
-            failed=dict(c.failed),
-            retried=c.retried,
-            lost=c.lost,
-            aborted=c.aborted,
-            redundant=c.redundant,
-            trained=c.trained,
-            dropped=dict(c.dropped),
-            requeued=c.requeued,
-            returned=c.returned,
-            batches=c.batches,
+            **asdict(self._counts),
         )
 
     # Events
@@ -396,14 +384,15 @@ class Scheduler:
             elif member.state == "queued":
                 member.state = "lost"
         self._forget(group)
-        self._counts.dropped[reason] += 1
+        self._counts.drop(reason)
         if requeue:
             self._tasks.requeue(group.task)
             self._counts.requeued += 1
         self._actions.append(DropGroup(group.group_id, reason, requeue))
 
     def _count_failure(self, env_id: str, failure: Failure) -> None:
-        self._counts.failed[failure.kind] += 1
+        failed = self._counts.failed
+        failed[failure.kind] = failed.get(failure.kind, 0) + 1
         self._attempts.add(env_id, failure)
         reason = self._attempts.excess(self.policy.max_failure_rate)
         if reason is not None:
@@ -530,7 +519,7 @@ class Scheduler:
             self._drop(group, "stopped")
         while self._returning:
             came = self._returning.popleft()
-            self._counts.dropped["stopped"] += 1
+            self._counts.drop("stopped")
             self._actions.append(DropGroup(came.group_id, "stopped"))
         if not self._training:
             assert self._stop is not None
@@ -567,13 +556,17 @@ class _Counts:
 
     dispatched: int = 0
     finished: int = 0
-    failed: Counter[FailureKind] = field(default_factory=Counter)
+    failed: dict[FailureKind, int] = field(default_factory=dict)
     retried: int = 0
     lost: int = 0
     aborted: int = 0
     redundant: int = 0
     trained: int = 0
-    dropped: Counter[DropReason] = field(default_factory=Counter)
+    dropped: dict[DropReason, int] = field(default_factory=dict)
     requeued: int = 0
     returned: int = 0
     batches: int = 0
+
+    def drop(self, reason: DropReason) -> None:
+        """Count a dropped group."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1

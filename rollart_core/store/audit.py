@@ -21,26 +21,11 @@ from rollart_core.store.journal_schema import (
     BatchRow,
     TicketRow,
 )
+from rollart_core.store.metrics import Lengths
 from rollart_core.types import FailureKind
 
 Attempt = tuple[str, int]
 """Ticket id and attempt."""
-
-
-@dataclass(frozen=True, slots=True)
-class LengthBias:
-    """Mean lengths of the dispatched, the finished and the trained tickets.
-
-    They are equal if no ticket is lost. For a ticket that was aborted or failed, the recorded
-    length of its longest attempt counts, so the dispatched means are lower bounds.
-    """
-
-    dispatched_tokens_mean: float
-    dispatched_turns_mean: float
-    finished_tokens_mean: float
-    finished_turns_mean: float
-    trained_tokens_mean: float
-    trained_turns_mean: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +74,12 @@ class AuditReport:
     """The largest staleness in any batch; None if there is no batch."""
     staleness: Mapping[int, int]
     """Versions -> trained trajectories."""
-    length_bias: LengthBias
+    length_bias: Mapping[str, float]
+    """Mean lengths of the dispatched, the finished and the trained tickets.
+
+    They are equal if no ticket is lost. For a ticket that was aborted or failed, the recorded
+    length of its longest attempt counts, so the dispatched means are lower bounds.
+    """
     violations: tuple[str, ...] = field(default=())
     """Violated guarantees, one sentence each; empty in a correct run."""
 
@@ -332,22 +322,15 @@ def _reasons(tickets: Iterable[TicketRow], state: str) -> dict[str, int]:
     return dict(Counter(t.reason for t in tickets if t.state == state).most_common())
 
 
-def _length_bias(rows: Sequence[AttemptRow], trained: Sequence[AttemptRow]) -> LengthBias:
+def _length_bias(rows: Sequence[AttemptRow], trained: Sequence[AttemptRow]) -> dict[str, float]:
     finished = [r for r in rows if r.failure_kind is None]
     longest: dict[str, AttemptRow] = {}
     for row in rows:
         if row.ticket_id not in longest or row.num_tokens > longest[row.ticket_id].num_tokens:
             longest[row.ticket_id] = row
-    dispatched = list(longest.values())
-    return LengthBias(
-        dispatched_tokens_mean=_mean([r.num_tokens for r in dispatched]),
-        dispatched_turns_mean=_mean([r.num_turns for r in dispatched]),
-        finished_tokens_mean=_mean([r.num_tokens for r in finished]),
-        finished_turns_mean=_mean([r.num_turns for r in finished]),
-        trained_tokens_mean=_mean([r.num_tokens for r in trained]),
-        trained_turns_mean=_mean([r.num_turns for r in trained]),
-    )
-
-
-def _mean(values: Sequence[int]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    named = {"dispatched": longest.values(), "finished": finished, "trained": trained}
+    found: dict[str, float] = {}
+    for name, some in named.items():
+        tokens, turns = sum(r.num_tokens for r in some), sum(r.num_turns for r in some)
+        found |= Lengths(len(some), tokens, turns).means(name)
+    return found

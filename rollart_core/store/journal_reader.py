@@ -173,18 +173,14 @@ class JournalReader:
         return [_batch_row(row) for row in _typed(_stored(BatchRow), rows)]
 
     @_reads
-    def events(
-        self, *, kind: str | None = None, after_seq: int = 0, limit: int = -1
-    ) -> list[EventRow]:
-        """Return events after ``after_seq``, in order, at most ``limit`` (-1: all).
+    def events(self, *, kind: str | None = None, after_seq: int = 0) -> list[EventRow]:
+        """Return events after ``after_seq``, in order.
 
         The kinds are ``dispatched``, ``finished``, ``failed``, ``batch_trained``, ``rolled_back``,
         the names of the scheduler's decisions, and the kinds passed to :meth:`Journal.event`.
         """
-        query = (
-            "SELECT * FROM events WHERE seq > ? AND (? IS NULL OR kind = ?) ORDER BY seq LIMIT ?"
-        )
-        return self._rows(EventRow, query, after_seq, kind, kind, limit)
+        query = "SELECT * FROM events WHERE seq > ? AND (? IS NULL OR kind = ?) ORDER BY seq"
+        return self._rows(EventRow, query, after_seq, kind, kind)
 
     @_reads
     def num_events(self, kind: str) -> int:

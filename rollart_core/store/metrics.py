@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any, cast
 
 from pydantic import TypeAdapter
@@ -237,6 +238,8 @@ class BatchTotals:
     """Number of trajectories by environment."""
     has_signal: bool = True
     """Whether a group of it had an advantage."""
+    step_s: dict[str, float] = field(default_factory=dict)
+    """Phase -> seconds; see :func:`step_seconds`."""
 
     @classmethod
     def of(
@@ -244,15 +247,16 @@ class BatchTotals:
         members: Sequence[Trajectory],
         staleness: Counter[int],
         reports: Sequence[Mapping[str, float]],
+        step_s: dict[str, float],
     ) -> BatchTotals:
-        """Summarise a batch from its trajectories and the metrics of its updates."""
+        """Summarise a batch from its trajectories, the metrics of its updates, and its times."""
         lengths = Lengths()
         for trajectory in members:
             lengths.add(trajectory)
         by_env = Counter(trajectory.ticket.task.env_id for trajectory in members)
         taken = sum(map(is_update, reports))
         has_signal = any(metrics.get("effective_groups", 1.0) for metrics in reports)
-        return cls(taken, len(reports) - taken, staleness, lengths, by_env, has_signal)
+        return cls(taken, len(reports) - taken, staleness, lengths, by_env, has_signal, step_s)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -260,6 +264,25 @@ class BatchTotals:
 
 
 _BATCH = TypeAdapter(BatchTotals)
+
+
+def step_seconds(
+    reports: Sequence[Mapping[str, float]], *, waited_s: float, train_s: float, publish_s: float
+) -> dict[str, float]:
+    """Return the seconds that the trainer spent on a batch, by phase.
+
+    Args:
+        reports: The metrics of its updates.
+        waited_s: Seconds that the trainer waited for the batch.
+        train_s: Seconds from the batch to the end of the publication of the weights.
+        publish_s: Seconds of the publication.
+    """
+    updates = {
+        name: sum(metrics.get(f"{name}_s", 0.0) for metrics in reports)
+        for name in ("batch", "forward", "backward", "optimizer")
+    }
+    phases = {"wait": waited_s, **updates, "publish": publish_s}
+    return {**phases, "other": waited_s + train_s - sum(phases.values())}
 
 
 def is_update(metrics: Mapping[str, float]) -> bool:
@@ -399,7 +422,9 @@ class Totals:
         batches = self.by_batch.values()
         trained = sum((b.lengths for b in batches), Lengths())
         staleness = sum((b.staleness for b in batches), Counter[int]())
+        timed = [b.step_s for b in batches if b.step_s]
         return {
+            "step_s": {k: fmean(s[k] for s in timed) for k in (timed[0] if timed else ())},
             "train_steps": sum(b.train_steps for b in batches),
             "skipped_updates": sum(b.skipped_updates for b in batches),
             "batches": len(batches),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -36,7 +36,7 @@ from rollart_core.scheduling.events import (
 )
 from rollart_core.scheduling.observer import RunObserver
 from rollart_core.scheduling.run_guard import GUARD_TRIPPED, RunGuard
-from rollart_core.scheduling.tasks import TaskSourceState
+from rollart_core.scheduling.task_mix import Tasks
 from rollart_core.scheduling.validations import SCORE, SUCCESS, Validation, Validations, spelled
 from rollart_core.store.checkpoints import CallTrainer, Checkpoints
 from rollart_core.store.journal import Journal
@@ -50,6 +50,7 @@ from rollart_core.store.metrics import (
     env_metrics,
     rollout_metrics,
     staleness_histogram,
+    step_seconds,
 )
 from rollart_core.store.run_dir import RunState, checkpoint_folder
 from rollart_core.training.guard import Trip
@@ -67,19 +68,12 @@ Evaluations: TypeAlias = tuple[EvaluationResult | None, EvaluationResult | None]
 _EVALUATIONS = TypeAdapter[Evaluations](Evaluations)
 
 
-class StatefulTasks(Protocol):
-    """A task source whose position a checkpoint can store."""
-
-    def state(self) -> TaskSourceState:
-        """Return the current position as plain values."""
-
-
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
     """The components that a checkpoint saves."""
 
     trainer: CallTrainer
-    source: StatefulTasks
+    source: Tasks
     wall_s: float = 0.0
     """Seconds of the RL phase before this process."""
     num_requeued: int = 0
@@ -410,7 +404,14 @@ class RunRecorder:
         """Return the totals and the metrics of a batch's trajectories."""
         members = [t for g in record.groups for t in g.trajectories]
         staleness = staleness_histogram(record.groups, record.policy_version)
-        totals = BatchTotals.of(members, staleness, [r.metrics for r in record.train_steps])
+        updates = [r.metrics for r in record.train_steps]
+        step_s = step_seconds(
+            updates,
+            waited_s=record.waited_s,
+            train_s=record.train_s,
+            publish_s=record.publication.publish_s,
+        )
+        totals = BatchTotals.of(members, staleness, updates, step_s)
         return totals, {
             **rollout_metrics(record.groups, record.policy_version),
             **components_mean(members),

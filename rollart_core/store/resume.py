@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from rollart_core.errors import ConfigError, JournalError
-from rollart_core.scheduling.tasks import TaskSourceState
+from rollart_core.scheduling.task_mix import Tasks
 from rollart_core.store.checkpoints import Checkpoints
 from rollart_core.store.journal_reader import JournalReader, ordinal
 from rollart_core.store.run_dir import RunState, run_lock
-from rollart_core.types import Task
 
 FREE_KEYS = (
     "checkpoint",
@@ -48,19 +46,6 @@ of an update. All other keys determine what is trained, or which guarantees hold
 
 BEFORE: Mapping[str, object] = {"task_seeds": "by_index"}
 """Keys that an earlier release did not have, and the behaviour of its runs as a value."""
-
-
-class RestorableTasks(Protocol):
-    """A task source that can be restored."""
-
-    def given(self, task: Task) -> None:
-        """Skip a task that was drawn before."""
-
-    def requeue(self, task: Task) -> None:
-        """Put a task back."""
-
-    def restore(self, state: TaskSourceState) -> None:
-        """Continue from ``state``."""
 
 
 def check_resume(run_dir: Path, config: Mapping[str, object]) -> None:
@@ -128,7 +113,7 @@ def _other_tasks(before: Mapping[str, object], now: Mapping[str, object]) -> lis
     ]
 
 
-def restore_source(source: RestorableTasks, state: RunState, run_dir: Path) -> int:
+def restore_source(source: Tasks, state: RunState, run_dir: Path) -> int:
     """Advance a task source from its position in a checkpoint to the end of the journal.
 
     The journal contains all later groups, and they run again with the same ids. So their tasks are

@@ -205,13 +205,7 @@ def _schema() -> pa.Schema:
         ]
     )
     sample = pa.struct(
-        [
-            ("token_ids", pa.list_(pa.int32())),
-            ("loss_mask", pa.list_(pa.bool_())),
-            ("inference_logprobs", pa.list_(pa.float32())),
-            ("policy_versions", pa.list_(pa.int32())),
-            ("turn_ids", pa.list_(pa.int32())),
-        ]
+        [(name, pa.list_(pa.from_numpy_dtype(kind))) for name, kind in _SAMPLE_TYPES.items()]
     )
     failure = pa.struct(
         [

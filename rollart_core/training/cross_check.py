@@ -53,11 +53,13 @@ def differences(samples: Sequence[Sample], rows: Sequence[FloatArray]) -> dict[s
         twentieth. Then ``kl``, ``tokens`` and ``answers``.
     """
     masks = [s.loss_mask for s in samples]
-    signed = _joined([row - s.inference_logprobs for row, s in zip(rows, samples, strict=True)])
-    mask = _joined(masks)
+    signed = np.concatenate(
+        [row - s.inference_logprobs for row, s in zip(rows, samples, strict=True)]
+    )
+    mask = np.concatenate(masks)
     signed, size = signed[mask].astype(np.float64), np.abs(signed[mask]).astype(np.float64)
-    is_first = _joined([s.turn_ids == s.turn_ids[s.loss_mask].min() for s in samples])[mask]
-    places = _joined([np.arange(s.num_tokens) for s in samples])[mask]
+    is_first = np.concatenate([s.turn_ids == s.turn_ids[s.loss_mask].min() for s in samples])[mask]
+    places = np.concatenate([np.arange(s.num_tokens) for s in samples])[mask]
     is_early = places <= np.median(places)
     tail = np.sort(size)[-max(1, int(_TAIL * len(size))) :]
     return {
@@ -100,10 +102,6 @@ def _pattern(figures: Mapping[str, float]) -> str:
     if figures["tail_share"] > _CONCENTRATED:
         return "tokens"
     return "length" if figures["late"] > _APART * figures["early"] else "all"
-
-
-def _joined(rows: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate(rows)
 
 
 def _mean(values: np.ndarray) -> float:

@@ -60,19 +60,12 @@ class AlgorithmMix(Algorithm):
         self._of_trajectory = np.array(
             [k for g, k in zip(groups, which, strict=True) for _ in g.trajectories], dtype=np.int64
         )
-
-        def advantages(algorithm: Algorithm, some: Sequence[Group], own: Signals) -> _Named:
-            return {"": algorithm.advantages(some, own)}
-
-        return self._each(groups, signals, advantages)[""]
+        found = self._each(groups, signals, lambda a, some, own: {"": a.advantages(some, own)})
+        return found[""]
 
     def targets(self, groups: Sequence[Group], signals: Signals) -> dict[str, list[FloatArray]]:
         """Return each environment's targets, 0 if it has none; see :class:`Algorithm`."""
-
-        def targets(algorithm: Algorithm, some: Sequence[Group], own: Signals) -> _Named:
-            return algorithm.targets(some, own)
-
-        return self._each(groups, signals, targets)
+        return self._each(groups, signals, lambda a, some, own: a.targets(some, own))
 
     def loss(
         self, trainer_logprobs: torch.Tensor, batch: LossBatch

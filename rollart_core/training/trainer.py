@@ -48,6 +48,7 @@ from rollart_core.training.loading import load_model as load_model
 from rollart_core.training.lora import put_adapters, trained_weights
 from rollart_core.training.loss import MetricSums, loss_batch, mismatch_sums, spread
 from rollart_core.training.optimizer import GuardedAdamW, UpdateOutcome
+from rollart_core.training.phase_clock import PhaseClock
 from rollart_core.training.policy import ForwardSettings, Policy, new_policy
 from rollart_core.training.report import TrainStepReport
 from rollart_core.training.signals import (
@@ -116,6 +117,7 @@ class Trainer:
         self._budget = config.max_tokens_per_microbatch
         self._num_halvings = 0
         self._host_copies = HostCopies()
+        self._clock = PhaseClock(self._device)
         self._adapts_later = beside.warms_whole
         self._take_model(None if self._adapts_later else beside.lora)
 
@@ -157,17 +159,20 @@ class Trainer:
         """
         began = time.perf_counter()
         self._supervisor, self._progress = None, progress
+        self._clock = PhaseClock(self._device)
         if self._extras:
             self._extras.begin()
         with self._determinism():
             rows, minibatches = self._prepare(groups, policy_version)
             shared = {**batch_metrics(rows), **value_metrics(rows)}
+            self._clock.end("batch")
             reports = []
             for n, minibatch in enumerate(minibatches):
                 metrics = self._update(minibatch, policy_version, is_first=n == 0)
+                metrics.update(self._clock.seconds())
                 metrics["train_s"] = time.perf_counter() - began
                 metrics["tokens_per_s"] = metrics["tokens"] / metrics["train_s"]
-                began = time.perf_counter()
+                began, self._clock = time.perf_counter(), PhaseClock(self._device)
                 reports.append(
                     TrainStepReport(self.train_step, policy_version, {**shared, **metrics})
                 )
@@ -441,6 +446,7 @@ class Trainer:
         )
         metrics_now = sums.finish()
         outcome = self._step(metrics_now["loss"], step_kl)
+        self._clock.end("optimizer")
         return {
             **metrics_now,
             **outcome.metrics(),
@@ -484,7 +490,9 @@ class Trainer:
                 part.signals = {**part.signals, "proximal_logprobs": logprobs.detach()}
             loss, metrics = self._algorithm.loss(logprobs, part)
             loss = loss * minibatch.loss_scale
+            self._clock.end("forward")
             _backward(loss * is_real * distributed.world_size())
+            self._clock.end("backward")
             mismatch = mismatch_sums(logprobs, part)
             entropies = {"loss": loss, "entropy": entropy.sum()}
             sums.add({**metrics, **entropies, **mismatch}, is_real=is_real)

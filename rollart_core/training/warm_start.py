@@ -29,6 +29,7 @@ from rollart_core.errors import ConfigError, EnvironmentFailure, boundary
 from rollart_core.models.chat_template import TemplateRefusal
 from rollart_core.models.thinking import FOLLOWED, History
 from rollart_core.models.tokenizer import ChatTokenizer
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.tool_turn import answered, expert_turn
 from rollart_core.rollout.tools.action import ToolAction
@@ -100,8 +101,7 @@ async def warm_start(config: WarmStart, parts: WarmStartDependencies) -> WarmSta
             if success >= config.until_success or wall_s > (config.max_wall_s or math.inf):
                 break
     finally:
-        upcoming.cancel()
-        await asyncio.gather(upcoming, return_exceptions=True)
+        await cancel_and_wait(upcoming)
     return WarmStartResult(
         train_steps=step,
         success=success,
@@ -142,10 +142,9 @@ class _Episode:
     tools: tuple[ToolSpec, ...] = ()
     """The available tools."""
 
-    def is_worth(self, min_return: float | None) -> bool:
-        """Return whether to imitate the episode."""
-        if min_return is not None:
-            return self.total >= min_return
+    @property
+    def is_worth(self) -> bool:
+        """Whether to imitate the episode."""
         return self.total > 0 if self.success is None else self.success
 
 
@@ -156,15 +155,15 @@ def demonstrations(
     *,
     max_turns: int,
     max_context_tokens: int,
-    min_return: float | None = None,
     history: History = FOLLOWED,
 ) -> Iterator[Sample]:
     """Yield the samples of the expert's episodes; one environment runs all and is then closed.
 
     A repeated task with the same seed does not run again, because an episode in a sandbox takes
     long. The expert's action and the stop token are marked as sampled, with logprobs 0 and version
-    0. Episodes are skipped if they are not worth imitating (see ``min_return``), do not end within
-    ``max_turns``, or exceed ``max_context_tokens``.
+    0. Episodes are skipped if they did not succeed (``info["success"]`` at the end; if it is
+    missing, the sum of the rewards must be above 0), do not end within ``max_turns``, or exceed
+    ``max_context_tokens``.
 
     Args:
         make_env: Creates the environment; called once, before the first sample.
@@ -172,8 +171,6 @@ def demonstrations(
         tasks: The tasks; may be endless.
         max_turns: Maximum number of turns of an episode.
         max_context_tokens: Maximum number of tokens of a row.
-        min_return: Minimum sum of rewards of an episode to imitate. If None, ``info["success"]`` at
-            its end decides, or a sum above 0 if it is missing.
         history: How earlier turns appear in later prompts.
 
     Raises:
@@ -191,7 +188,7 @@ def demonstrations(
             if samples is None:
                 episode = _episode(env, oracle, task, max_turns)
                 samples = ()
-                if episode is not None and episode.is_worth(min_return):
+                if episode is not None and episode.is_worth:
                     samples = _samples(episode, tokenizer, max_context_tokens, history)
                 if len(played) < _MOST_KEPT:
                     played[task] = samples

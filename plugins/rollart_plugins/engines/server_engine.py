@@ -41,6 +41,7 @@ from rollart_core.contracts.inference import (
 )
 from rollart_core.contracts.weights import WeightChannel
 from rollart_core.errors import ConfigError, EngineDied, InferenceFailure, first_line
+from rollart_core.rollout.asyncio_tasks import cancel_and_wait, keep_until_done
 from rollart_plugins.engines.config import EngineServerConfig
 from rollart_plugins.engines.incoming import Incoming, fetch, request_broadcast
 from rollart_plugins.engines.requests import check_request
@@ -721,10 +722,7 @@ class ServerEngine(InferenceEngine):
             return
         if not self._death.done():
             self._death.set_result("the engine was closed")
-        tasks = [*self._tasks, *([self._watching] if self._watching else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*self._tasks, self._watching)
         if self._transport is not None and self._process is None:
             await self._transport.leave()  # a running server continues without this engine
         if client is not None:
@@ -735,9 +733,7 @@ class ServerEngine(InferenceEngine):
             await asyncio.to_thread(self._transport.close)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        keep_until_done(asyncio.ensure_future(work), self._tasks)
 
 
 def _has_cuda() -> bool:

@@ -266,6 +266,7 @@ def report(ok: bool = True) -> SimpleNamespace:
         "skipped_updates": 2,
         "wall_s": float("nan"),
         "tokens_per_s": 12345.6,
+        "step_s": {"wait": 3.0, "forward": 1.0, "publish": 0.0},
         "staleness": {"0": 10, "1": 30},
         "failures": {"timeout": 3},
     }
@@ -298,6 +299,7 @@ def test_run_prints_progress_and_a_table(
     assert "loss 0.25" in out
     assert "87.5% [40.0%, 60.0%] of 100" in out
     assert "12,346" in out
+    assert "4.00 s: wait 75%, forward 25%, publish 0%" in out
     assert "no reward differed within a group" not in out
     assert "7, 2 skipped" in out
     assert "timeout 3" in out

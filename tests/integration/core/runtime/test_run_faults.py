@@ -126,7 +126,7 @@ def test_redundant_members_are_cut_off_and_counted(tmp_path: Path) -> None:
     cancelled = [t for t in read_trajectories(Path(report.run_dir)) if t.failure]
     assert {t.failure.kind.value for t in cancelled if t.failure} == {"cancelled"}
     assert checked.unrecorded == 0
-    assert checked.length_bias.trained_tokens_mean > 0
+    assert checked.length_bias["trained_tokens_mean"] > 0
 
 
 @pytest.mark.slow

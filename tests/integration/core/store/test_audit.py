@@ -42,7 +42,7 @@ def test_a_sound_run_is_accounted_for(run: Run) -> None:
     assert (report.lost, report.failures) == ({"sandbox": 1}, {"sandbox": 2})
     assert (report.max_staleness, report.staleness) == (1, {0: 2, 1: 1})
     bias = report.length_bias
-    assert (bias.finished_tokens_mean, bias.trained_tokens_mean) == (19.5, 6.0)
+    assert (bias["finished_tokens_mean"], bias["trained_tokens_mean"]) == (19.5, 6.0)
     assert (bias.finished_turns_mean, bias.trained_turns_mean) == (3.5, 2.0)
     assert report.ended == "done"
     assert report.outcomes == {
@@ -149,4 +149,4 @@ def test_members_that_were_not_needed_are_no_failures_and_count_as_dispatched(ru
     assert report.ok
     assert (report.aborted, report.failures) == ({"redundant": 1}, {})
     bias = report.length_bias
-    assert (bias.dispatched_tokens_mean, bias.trained_tokens_mean) == (25.0, 4.0)
+    assert (bias["dispatched_tokens_mean"], bias["trained_tokens_mean"]) == (25.0, 4.0)

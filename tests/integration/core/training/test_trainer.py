@@ -207,6 +207,15 @@ def test_reports_hold_what_the_run_wants_to_know(model_path: str) -> None:
     assert metrics["loss_tokens"] == 8 * 8
 
 
+def test_the_phases_of_an_update_are_within_its_duration(model_path: str) -> None:
+    first, second = make_trainer(model_path, updates_per_batch=2).train_batch(make_groups(), 0)
+    phases = ["batch_s", "forward_s", "backward_s", "optimizer_s"]
+    for metrics, names in ((first.metrics, phases), (second.metrics, phases[1:])):
+        assert [name for name in phases if name in metrics] == names
+        assert all(metrics[name] > 0 for name in names)
+        assert sum(metrics[name] for name in names) <= metrics["train_s"]
+
+
 def test_the_mismatch_is_measured_against_what_the_engine_recorded(model_path: str) -> None:
     (group,) = make_groups(1)
     model = load_model(model_path)

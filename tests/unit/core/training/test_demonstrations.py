@@ -76,7 +76,6 @@ def test_the_experts_actions_and_stop_tokens_are_what_is_trained():
     [
         (Corridor(), {}, 3),  # 0, 1 and 4; 5 fails, 9 has no expert
         (Corridor(says_success=False), {}, 3),
-        (Corridor(), {"min_return": 0.0}, 4),
         (Corridor(), {"max_turns": 2}, 2),
         (Corridor(), {"max_context_tokens": 25}, 2),
     ],
