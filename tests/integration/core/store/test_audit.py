@@ -43,7 +43,7 @@ def test_a_sound_run_is_accounted_for(run: Run) -> None:
     assert (report.max_staleness, report.staleness) == (1, {0: 2, 1: 1})
     bias = report.length_bias
     assert (bias["finished_tokens_mean"], bias["trained_tokens_mean"]) == (19.5, 6.0)
-    assert (bias.finished_turns_mean, bias.trained_turns_mean) == (3.5, 2.0)
+    assert (bias["finished_turns_mean"], bias["trained_turns_mean"]) == (3.5, 2.0)
     assert report.ended == "done"
     assert report.outcomes == {
         "trained": 3,
