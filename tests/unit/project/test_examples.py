@@ -10,10 +10,9 @@ import yaml
 
 ELSEWHERE = {"bandit", "suite", "webshop", "webshop_official"}
 """Their figures, or what they are for, are in docs/."""
-LEARNS = {"lora", "rewards", "rlvr"}
+LEARNS = {"function_repair", "lora", "rewards", "rlvr"}
 SMOKE = {
-    *("function_repair", "hello", "mission", "mix", "multi_domain", "ray", "sglang"),
-    *("sokoban", "stock", "vllm"),
+    *("hello", "mission", "mix", "multi_domain", "ray", "sglang", "sokoban", "stock", "vllm"),
 }
 
 
