@@ -26,7 +26,7 @@ class FunctionRepairConfig(SandboxedOptions):
     tasks."""
     num_generated: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Number of generated tasks. If above 0, they are used instead of a task file. Each process
-    generates them once, about 400 per second."""
+    generates them once, about 500 per second."""
     num_attempts: PositiveInt = 3
     """Number of answers that are judged before the episode ends."""
     test_timeout_s: Seconds = 10.0

@@ -204,4 +204,4 @@ def test_the_example_learns_to_repair_functions_it_has_not_seen(seed, tmp_path, 
     report = launch(resolve_run(config))
     assert report.before.success.mean < 0.2
     assert report.after.success.mean > 0.5
-    assert report.batches == config.stop.batches
+    assert report.batches <= config.stop.batches
