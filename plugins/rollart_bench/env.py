@@ -30,20 +30,18 @@ from rollart_bench import echo as echoes
 from rollart_bench.echo import FIRST, SAYS, TURNS, Player
 from rollart_bench.options import Options
 from rollart_bench.rows import echo, result, row
+from rollart_bench.scale import dependencies, local_pool
 from rollart_bench.sides import NoTrainer
 from rollart_bench.skip import require
 from rollart_core.config.model import NewModel
 from rollart_core.contracts.inference import WeightSwap
-from rollart_core.contracts.reward import RewardRequest, RewardResult
 from rollart_core.errors import RollartError, first_line
 from rollart_core.inference.router import Router
 from rollart_core.models.new import new_model
 from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
-from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_answers import observed
-from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
-from rollart_core.rollout.episode import EpisodeDependencies, EpisodeLimits, run_episode
+from rollart_core.rollout.episode import EpisodeDependencies, run_episode
 from rollart_core.runtime.garbage_collection import short_gc_pauses
 from rollart_core.scheduling.buffer import Buffer
 from rollart_core.scheduling.controller import BatchRecord, Controller, ControllerDependencies
@@ -243,9 +241,8 @@ async def _recorded(env: str, num_rollouts: int, tokenizer: ChatTokenizer) -> Ra
     says = tokenizer.encode(SAYS)
     engine = ScriptedEngine(lambda request: says, record=False)
     await engine.start()
-    envs = EnvPool(_local_worker, num_workers=1)
-    await envs.start()
-    deps = _dependencies(env, envs, engine, tokenizer)
+    envs = await local_pool()
+    deps = dependencies(EnvRef(env), envs, engine, tokenizer, max_turns=TURNS)
     num_batches = max(1, round(num_rollouts / (GROUPS * GROUP_SIZE)))
     with tempfile.TemporaryDirectory(prefix="rollart-bench-") as folder, short_gc_pauses():
         began, cpu_s = time.perf_counter(), time.process_time()
@@ -260,10 +257,6 @@ async def _recorded(env: str, num_rollouts: int, tokenizer: ChatTokenizer) -> Ra
         await envs.close()
         check_journal(Path(folder), recorder.num_rollouts)
     return rate
-
-
-async def _local_worker() -> LocalWorker:
-    return LocalWorker(EnvWorker())
 
 
 def check_journal(folder: Path, num_rollouts: int) -> None:
@@ -315,31 +308,6 @@ def _controller(
         ),
         ticket_s=600,
         wall_s=None,
-    )
-
-
-def _dependencies(
-    env: str, envs: EnvPool, engine: ScriptedEngine, tokenizer: ChatTokenizer
-) -> EpisodeDependencies:
-    async def score(request: RewardRequest) -> RewardResult:
-        return RewardResult(request.env_return)
-
-    return EpisodeDependencies(
-        env=EnvRef(env),
-        envs=envs,
-        engine=engine,
-        new_conversation=lambda: Conversation(tokenizer, max_context_tokens=2048),
-        score=score,
-        stop_token_ids=tuple(tokenizer.stop_token_ids),
-        limits=EpisodeLimits(
-            max_turns=TURNS,
-            max_new_tokens=16,
-            temperature=1.0,
-            timeouts=PhaseTimeouts(60, 60),
-            generate_s=60,
-            episode_s=300,
-        ),
-        seed=0,
     )
 
 

@@ -146,7 +146,9 @@ class _Counts:
 async def _measure(num_live: int, tokenizer: ChatTokenizer) -> dict[str, float]:
     engine = ScriptedEngine(latency_s=num_live / OFFERED_TURNS_PER_S, record=False)
     await engine.start()
-    parts = await _parts(engine, tokenizer)
+    assert AsyncFakeEnv is not None  # the env workers resolve it by name
+    ref, envs = EnvRef(ENV, {"turns": TURNS}), await local_pool()
+    parts = dependencies(ref, envs, engine, tokenizer, max_turns=TURNS)
     num_groups = max(1, num_live // GROUP_SIZE)
     groups_per_batch = max(1, num_groups // 8)
     policy = SchedulePolicy(
@@ -183,25 +185,34 @@ async def _measure(num_live: int, tokenizer: ChatTokenizer) -> dict[str, float]:
     }
 
 
-async def _parts(engine: ScriptedEngine, tokenizer: ChatTokenizer) -> EpisodeDependencies:
+async def local_pool() -> EnvPool:
+    """Start a pool of one env worker in this process."""
+
     async def start() -> LocalWorker:
         return LocalWorker(EnvWorker())
+
+    envs = EnvPool(start, num_workers=1)
+    await envs.start()
+    return envs
+
+
+def dependencies(
+    env: EnvRef, envs: EnvPool, engine: ScriptedEngine, tokenizer: ChatTokenizer, *, max_turns: int
+) -> EpisodeDependencies:
+    """Return the parts of episodes whose reward is the return of the environment."""
 
     async def score(request: RewardRequest) -> RewardResult:
         return RewardResult(request.env_return)
 
-    envs = EnvPool(start, num_workers=1)
-    await envs.start()
-    assert AsyncFakeEnv is not None  # the env workers resolve it by name
     return EpisodeDependencies(
-        env=EnvRef(ENV, {"turns": TURNS}),
+        env=env,
         envs=envs,
         engine=engine,
         new_conversation=lambda: Conversation(tokenizer, max_context_tokens=2048),
         score=score,
         stop_token_ids=tuple(tokenizer.stop_token_ids),
         limits=EpisodeLimits(
-            max_turns=TURNS,
+            max_turns=max_turns,
             max_new_tokens=16,
             temperature=1.0,
             timeouts=PhaseTimeouts(60, 60),

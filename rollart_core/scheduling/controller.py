@@ -229,7 +229,7 @@ class Controller:
                 timer.cancel()
             if scoring is not None:
                 scoring.on_played = None
-            await self._end_everything()
+            await self._end_episodes(*self._tasks)
 
     def request_stop(self, reason: str, kind: StopKind = "requested") -> None:
         """Request the end of the run; a batch in training is finished first."""
@@ -417,14 +417,11 @@ class Controller:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._events.put_nowait(error)
 
-    async def _end_everything(self) -> None:
-        ending = (cancel_and_wait(*self._tasks), self._end_episodes())
-        await asyncio.gather(*ending, return_exceptions=True)
-
-    async def _end_episodes(self) -> None:
+    async def _end_episodes(self, *others: asyncio.Task[None]) -> None:
+        """Cancel the episodes and other tasks, all at once, and wait until they have ended."""
         for ticket_id in list(self._expiries):
             self._forget_expiry(ticket_id)
-        await cancel_and_wait(*self._episodes.values())
+        await cancel_and_wait(*others, *self._episodes.values())
         self._episodes.clear()
 
 

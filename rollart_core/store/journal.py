@@ -60,6 +60,197 @@ _Item: TypeAlias = _Call | threading.Event | None
 """A write; or a flush, whose event is set after the commit of all earlier writes; None: the end."""
 
 
+class Journal:
+    """Writes the journal; all methods except ``flush`` and ``close`` return immediately."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Mapping[str, object],
+        *,
+        rows_per_shard: int = 512,
+    ) -> None:
+        """Open the journal of a run; create it if it does not exist.
+
+        Args:
+            run_dir: The run directory.
+            config: The resolved run config; an audit reads its ``mode`` and ``max_staleness``.
+            rows_per_shard: Number of trajectories per Parquet file.
+
+        Raises:
+            JournalError: If it cannot be opened.
+        """
+        self._path = run_dir
+        self._error: JournalError | None = None
+        self._closed = False
+        self._queue: queue.Queue[_Item] = queue.Queue(MAX_WAITING)
+        try:
+            self._store = JournalStore(run_dir, config, rows_per_shard=rows_per_shard)
+        except Exception as e:
+            raise self._as_error("cannot be opened", e) from e
+        self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
+        self._thread.start()
+
+    # Records
+
+    def dispatched(self, ticket: Ticket, start_version: int) -> None:
+        """Record that an attempt begins."""
+        self._record(JournalStore.dispatched, ticket, start_version)
+
+    def trajectory(self, trajectory: Trajectory) -> None:
+        """Record that an attempt ended, successfully or not."""
+        self._record(JournalStore.trajectory, trajectory)
+
+    def decided(self, action: LoseTicket | AbortEpisode | DropGroup | StopRun) -> None:
+        """Record that the scheduler gave something up, or ended the run."""
+        self._record(JournalStore.decided, action)
+
+    def batch_taken(self, groups: Sequence[Group], policy_version: int) -> None:
+        """Record that the trainer begins a batch at ``policy_version``."""
+        # Computed here, so that a batch in the queue does not keep its tokens in memory.
+        ids = tuple(g.group_id for g in groups)
+        staleness = tuple(policy_version - g.oldest_version for g in groups)
+        tickets = [t.ticket for g in groups for t in g.trajectories]
+        attempts = {t.ticket_id: t.attempt for t in tickets}
+        self._record(JournalStore.batch_taken, policy_version, ids, staleness, attempts)
+
+    def batch_trained(self, policy_version: int) -> None:
+        """Record that the batch taken at ``policy_version`` is trained and published."""
+        self._record(JournalStore.batch_trained, policy_version)
+
+    def metrics(self, train_step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of one train_step."""
+        rows = [(train_step, policy_version, name, float(v)) for name, v in metrics.items()]
+        self._put(lambda store: store.metrics(rows))
+
+    def event(
+        self,
+        kind: str,
+        payload: Mapping[str, object] | None = None,
+        *,
+        policy_version: int | None = None,
+    ) -> None:
+        """Record any other event; ``payload`` is plain JSON."""
+        content = dict(payload or {})
+        self._record(JournalStore.event, kind, content, policy_version=policy_version)
+
+    def rolled_back(
+        self,
+        policy_version: int,
+        reason: str,
+        *,
+        as_version: int | None = None,
+        discards: tuple[int, int] | None = None,
+    ) -> None:
+        """Record a new incarnation of the run, from the checkpoint of ``policy_version``.
+
+        Batches from that version on are marked as rolled back. Their groups are queued to run
+        again, with the same ids and higher attempts. So is every group that was open, or that was
+        dropped because the run was stopped.
+
+        Args:
+            policy_version: Version of the checkpoint.
+            reason: The reason of the rollback.
+            as_version: The new version of its weights. If None, the version stays the same.
+            discards: The first version, and the one after the last, whose batches are discarded;
+                their groups do not run again.
+        """
+        self._record(
+            JournalStore.rolled_back,
+            policy_version,
+            reason,
+            as_version=as_version,
+            discards=discards,
+        )
+
+    # Durability
+
+    def flush(self) -> None:
+        """Wait until all records so far are committed.
+
+        Raises:
+            JournalError: If they cannot be committed.
+        """
+        done = threading.Event()
+        self._put(done)
+        done.wait()
+        self._check()
+
+    def close(self) -> None:
+        """Commit, write the last shard and end the thread; may be called twice.
+
+        Raises:
+            JournalError: If a record could not be written, now or before.
+        """
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+            self._thread.join()
+            self._check()
+
+    def _record(
+        self,
+        method: Callable[Concatenate[JournalStore, float, _Args], None],
+        *args: _Args.args,
+        **kwargs: _Args.kwargs,
+    ) -> None:
+        """Queue a call of a store's method for the writer thread, with the current time."""
+        now = time.time()
+        self._put(lambda store: method(store, now, *args, **kwargs))
+
+    def _put(self, item: _Call | threading.Event) -> None:
+        self._check()
+        if self._closed:
+            raise JournalError(f"the journal of {self._path} is closed")
+        self._queue.put(item)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    # The writer thread
+
+    def _work(self) -> None:
+        item: _Item = self._queue.get()
+        while item is not None:
+            item = self._commit_group(item)
+        self._try(self._store.finish)
+        self._store.close()
+
+    def _commit_group(self, first: _Call | threading.Event) -> _Item:
+        """Commit ``first`` and the items that follow soon; return the first of the next group."""
+        item: _Item = first
+        end_s = time.monotonic() + COMMIT_S
+        num_calls, idle = 0, False
+        self._try(self._store.begin)
+        while callable(item) and num_calls < COMMIT_RECORDS:
+            self._try(partial(item, self._store))
+            num_calls += 1
+            try:
+                item = self._queue.get(timeout=max(0.0, end_s - time.monotonic()))
+            except queue.Empty:
+                idle = True
+                break
+        self._try(self._store.commit)
+        if isinstance(item, threading.Event):
+            item.set()
+            idle = True
+        return self._queue.get() if idle else item
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """Do ``work`` unless an earlier write failed; then the queue is only drained."""
+        if self._error is not None:
+            return
+        try:
+            work()
+        except Exception as e:
+            self._error = self._as_error("can no longer be written", e)
+
+    def _as_error(self, what: str, error: Exception) -> JournalError:
+        why = f"{type(error).__name__}: {first_line(str(error))}"
+        return JournalError(f"the journal of {self._path} {what}: {why}")
+
+
 KINDS_OF_DECISIONS: Final[Mapping[type, str]] = {
     AbortEpisode: "AbortEpisode",
     DropGroup: "DropGroup",
@@ -201,7 +392,7 @@ class JournalStore:
         )
 
     def batch_trained(self, time_s: float, batch: int) -> None:
-        """Record that the batch taken at a policy version is trained and published."""
+        """Record that a batch is trained and published."""
         self._db.execute(
             "UPDATE batches SET state = 'trained' WHERE batch = ? AND state = 'taken'", (batch,)
         )
@@ -240,20 +431,7 @@ class JournalStore:
         as_version: int | None = None,
         discards: tuple[int, int] | None = None,
     ) -> None:
-        """Record a new incarnation of the run, from the checkpoint of ``policy_version``.
-
-        Batches from that version on are marked as rolled back. Their groups are queued to run
-        again, with the same ids and higher attempts. So is every group that was open, or that was
-        dropped because the run was stopped.
-
-        Args:
-            time_s: When it was recorded.
-            policy_version: Version of the checkpoint.
-            reason: The reason of the rollback.
-            as_version: The new version of its weights. If None, the version stays the same.
-            discards: The first version, and the one after the last, whose batches are discarded;
-                their groups do not run again.
-        """
+        """Record that the run continues from a checkpoint; see :meth:`Journal.rolled_back`."""
         self._life += 1
         db, version = self._db, (policy_version,)
         # A checkpoint proves that the batches before it were trained.
@@ -389,159 +567,3 @@ class JournalStore:
     def _take_up_blobs(self) -> None:
         for seq, blob in self._db.execute("SELECT seq, content FROM blobs ORDER BY seq"):
             self._add_to_shard(seq, unpack(blob))
-
-
-def _queued(
-    method: Callable[Concatenate[JournalStore, float, _Args], None],
-) -> Callable[Concatenate[Journal, _Args], None]:
-    """Return a method that queues a call of a store's method, with the time at which it is made."""
-
-    def record(journal: Journal, /, *args: _Args.args, **kwargs: _Args.kwargs) -> None:
-        now = time.time()
-        journal._put(lambda store: method(store, now, *args, **kwargs))
-
-    return record
-
-
-class Journal:
-    """Writes the journal; all methods except ``flush`` and ``close`` return immediately."""
-
-    def __init__(
-        self,
-        run_dir: Path,
-        config: Mapping[str, object],
-        *,
-        rows_per_shard: int = 512,
-    ) -> None:
-        """Open the journal of a run; create it if it does not exist.
-
-        Args:
-            run_dir: The run directory.
-            config: The resolved run config; an audit reads its ``mode`` and ``max_staleness``.
-            rows_per_shard: Number of trajectories per Parquet file.
-
-        Raises:
-            JournalError: If it cannot be opened.
-        """
-        self._path = run_dir
-        self._error: JournalError | None = None
-        self._closed = False
-        self._queue: queue.Queue[_Item] = queue.Queue(MAX_WAITING)
-        try:
-            self._store = JournalStore(run_dir, config, rows_per_shard=rows_per_shard)
-        except Exception as e:
-            raise self._as_error("cannot be opened", e) from e
-        self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
-        self._thread.start()
-
-    # Records
-
-    # Each is documented in JournalStore.
-    dispatched = _queued(JournalStore.dispatched)
-    trajectory = _queued(JournalStore.trajectory)
-    decided = _queued(JournalStore.decided)
-    batch_trained = _queued(JournalStore.batch_trained)
-    rolled_back = _queued(JournalStore.rolled_back)
-    _batch_taken = _queued(JournalStore.batch_taken)
-    _event = _queued(JournalStore.event)
-
-    def batch_taken(self, groups: Sequence[Group], policy_version: int) -> None:
-        """Record that the trainer begins a batch at ``policy_version``."""
-        # Computed here, so that a batch in the queue does not keep its tokens in memory.
-        ids = tuple(g.group_id for g in groups)
-        staleness = tuple(policy_version - g.oldest_version for g in groups)
-        tickets = [t.ticket for g in groups for t in g.trajectories]
-        attempts = {t.ticket_id: t.attempt for t in tickets}
-        self._batch_taken(policy_version, ids, staleness, attempts)
-
-    def metrics(self, train_step: int, policy_version: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of one train_step."""
-        rows = [(train_step, policy_version, name, float(v)) for name, v in metrics.items()]
-        self._put(lambda store: store.metrics(rows))
-
-    def event(
-        self,
-        kind: str,
-        payload: Mapping[str, object] | None = None,
-        *,
-        policy_version: int | None = None,
-    ) -> None:
-        """Record any other event; ``payload`` is plain JSON."""
-        self._event(kind, dict(payload or {}), policy_version=policy_version)
-
-    # Durability
-
-    def flush(self) -> None:
-        """Wait until all records so far are committed.
-
-        Raises:
-            JournalError: If they cannot be committed.
-        """
-        done = threading.Event()
-        self._put(done)
-        done.wait()
-        self._check()
-
-    def close(self) -> None:
-        """Commit, write the last shard and end the thread; may be called twice.
-
-        Raises:
-            JournalError: If a record could not be written, now or before.
-        """
-        if not self._closed:
-            self._closed = True
-            self._queue.put(None)
-            self._thread.join()
-            self._check()
-
-    def _put(self, item: _Call | threading.Event) -> None:
-        self._check()
-        if self._closed:
-            raise JournalError(f"the journal of {self._path} is closed")
-        self._queue.put(item)
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    # The writer thread
-
-    def _work(self) -> None:
-        item: _Item = self._queue.get()
-        while item is not None:
-            item = self._commit_group(item)
-        self._try(self._store.finish)
-        self._store.close()
-
-    def _commit_group(self, first: _Call | threading.Event) -> _Item:
-        """Commit ``first`` and the items that follow soon; return the first of the next group."""
-        item: _Item = first
-        end_s = time.monotonic() + COMMIT_S
-        num_calls, idle = 0, False
-        self._try(self._store.begin)
-        while callable(item) and num_calls < COMMIT_RECORDS:
-            self._try(partial(item, self._store))
-            num_calls += 1
-            try:
-                item = self._queue.get(timeout=max(0.0, end_s - time.monotonic()))
-            except queue.Empty:
-                idle = True
-                break
-        self._try(self._store.commit)
-        if isinstance(item, threading.Event):
-            item.set()
-            idle = True
-        return self._queue.get() if idle else item
-
-    def _try(self, work: Callable[[], None]) -> None:
-        """Do ``work`` unless an earlier write failed; then the queue is only drained."""
-        if self._error is not None:
-            return
-        try:
-            work()
-        except Exception as e:
-            self._error = self._as_error("can no longer be written", e)
-
-    def _as_error(self, what: str, error: Exception) -> JournalError:
-        why = f"{type(error).__name__}: {first_line(str(error))}"
-        return JournalError(f"the journal of {self._path} {what}: {why}")

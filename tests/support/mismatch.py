@@ -6,6 +6,7 @@ channel, the trainer's logprobs from the trainer's own policy with those weights
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping
@@ -20,12 +21,12 @@ from rollart_core.scheduling.observer import NobodyWatches
 class WeightKeeper(NobodyWatches):
     """Copies the weights of all versions before the run removes them; needs ``weights: disk``."""
 
-    def __init__(self, copy: Path, run_name: str) -> None:
-        self.copy, self._run_name = copy, run_name
+    def __init__(self, copy: Path) -> None:
+        self.copy = copy
 
     def phase(self, name: str, detail: str = "") -> None:
         if name == "save":
-            (found,) = Path("/dev/shm").glob(f"rollart-run-*-{self._run_name}-*/weights")
+            (found,) = Path("/dev/shm").glob(f"rollart-run-{os.getpid()}-*/weights")
             shutil.copytree(found, self.copy)
 
 

@@ -77,7 +77,7 @@ class Killer(WeightKeeper):
     """
 
     def __init__(self, config: Mapping[str, Any], copy: Path, script: str) -> None:
-        super().__init__(copy, config["name"])
+        super().__init__(copy)
         self._at, self._script, self._runs_dir = KILLED_AFTER, script, Path(config["runs_dir"])
         self._engines: set[RemoteEngine] = set()
         self._loaded: set[RemoteEngine] = set()

@@ -68,11 +68,13 @@ def generated_tasks(num_tasks: int) -> tuple[GeneratedTask, ...]:
         if (num_draws := num_draws + 1) > _MOST_DRAWS:
             raise ValueError(f"only {len(made)} of {num_tasks} functions differ")
         split = rng.choices(list(SHARES), list(SHARES.values()))[0]
-        task = _task(rng, f"generated/{len(made)}", rng.choice(BUGS))
-        if task is None:
+        writer = _Writer(rng)
+        source = writer.write()
+        gold = shape(source)
+        if gold in golds or owners.get(gold, split) != split:
             continue
-        gold, buggy = shape(task.gold_code), shape(task.buggy_code)
-        if gold in golds or {owners.get(gold, split), owners.get(buggy, split)} != {split}:
+        task = _task(rng, f"generated/{len(made)}", writer.name, source, rng.choice(BUGS))
+        if task is None or owners.get(buggy := shape(task.buggy_code), split) != split:
             continue
         owners[gold] = owners[buggy] = split
         golds.add(gold)
@@ -102,7 +104,6 @@ class _Writer:
         self.items = rng.choice(("numbers", "values", "scores"))
         self.item = rng.choice(("n", "x", "value"))
         self.total = rng.choice(("total", "result", "answer"))
-        self.other = rng.choice(("step", "rate", "part"))
         self.params = rng.choice((("k", "m"), ("limit", "size"), ("low", "high"), ("a", "b")))
         self.known = list(self.params)
         self.used: set[str] = set()
@@ -110,8 +111,6 @@ class _Writer:
     def write(self) -> str:
         """Return the source."""
         lines = [self.assigned("    ", self.total)]
-        if self.rng.random() < 0.4:
-            lines.append(self.assigned("    ", self.other))
         lines.append(f"    for {self.item} in {self.items}:")
         self.known.append(self.item)
         draw = self.rng.random()
@@ -149,10 +148,10 @@ class _Writer:
         )
 
 
-def _task(rng: random.Random, task_id: str, bug: str) -> FunctionTask | None:
-    """Draw a function with a bug of this kind; None if it has no such bug that a call shows."""
-    writer = _Writer(rng)
-    source = writer.write()
+def _task(
+    rng: random.Random, task_id: str, name: str, source: str, bug: str
+) -> FunctionTask | None:
+    """Put a bug of this kind into a function; None if it has no such bug that a call shows."""
     choices = list(_variables(source)) if bug == "variable" else mutations(source, [bug])
     if not choices:
         return None
@@ -164,17 +163,17 @@ def _task(rng: random.Random, task_id: str, bug: str) -> FunctionTask | None:
     if right == wrong or not all(-_LARGEST < result < _LARGEST for result in right):
         return None
     asserts = "".join(
-        f"    assert {writer.name}({', '.join(map(repr, args))}) == {value!r}\n"
+        f"    assert {name}({', '.join(map(repr, args))}) == {value!r}\n"
         for args, value in zip(calls, right, strict=True)
     )
     head, body = buggy.split("\n", 1)
     return FunctionTask(
         task_id=task_id,
-        entry_point=writer.name,
+        entry_point=name,
         declaration=f"{head}\n",
         buggy_solution=body,
         canonical_solution=_COMMENT.sub("", source).split("\n", 1)[1],
-        test=f"def check({writer.name}):\n{asserts}\n\ncheck({writer.name})\n",
+        test=f"def check({name}):\n{asserts}\n\ncheck({name})\n",
         instruction=PURPOSE,
         bug_type=bug,
     )
