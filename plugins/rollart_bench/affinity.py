@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -267,25 +268,21 @@ class _CountedRow(Conversation):
     """A row whose tokens are only counted. An observation holds the number of its tokens."""
 
     def __init__(self) -> None:
-        self._row = []
+        self._row = array("i")
         self.parsed = None
 
     @property
     def newest(self) -> Message:
         return Message(role="assistant", content="")
 
-    @property
-    def prompt(self) -> list[int]:
-        return list(self._row)
-
     def turn_limit(self, max_new_tokens: int = 0) -> int:
         return max_new_tokens
 
     def observe(self, observation: Observation) -> None:
-        self._row += [TOKEN] * int(str(observation))
+        self._row.extend([TOKEN] * int(str(observation)))
 
     def record(self, result: GenerateResult, *, turn: int | None = None) -> str:
-        self._row += result.token_ids
+        self._row.extend(result.token_ids)
         return ""
 
     def samples(self) -> tuple[Sample, ...]:

@@ -7,7 +7,9 @@ list of benchmarks. Never: imports other benchmarks, or prints anything else on 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module, util
@@ -66,7 +68,11 @@ def bench(
     _check(name, asked, benchmark.TAKES, takes_config=hasattr(benchmark, "CONFIG"))
     try:
         with sigterm_is_ctrl_c(), _stdout_for_the_result():
-            result = benchmark.run(asked)
+            result = {
+                "command": shlex.join(("rollart", "bench", name, *given)),
+                "date": time.strftime("%Y-%m-%d"),
+                **benchmark.run(asked),
+            }
     except BenchSkipped as e:
         if as_json:
             print_json({"name": name, "skipped": str(e), "rows": []})

@@ -11,9 +11,7 @@ task, which exports the tree.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,8 +20,9 @@ from typing import Any, Final
 
 from rollart_bench.options import Options
 from rollart_bench.rows import echo, result, row
+from rollart_bench.sides import checkout_of, in_fresh_process
 from rollart_bench.skip import why_no_sandbox
-from rollart_core.errors import UserError
+from rollart_core.plugins import registry
 from rollart_envs.swe.taskbook import own_file, repair_tasks
 
 TAKES: Final = ("tasks", "repos_dir", "concurrency", "episodes", "rounds", "peer", "short")
@@ -54,9 +53,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
         "concurrency": asked.integer("concurrency", 4 if asked.short else 16),
         "episodes": asked.integer("episodes", 8 if asked.short else 64),
     }
-    peer = asked.text("peer", "")
-    if peer and not (Path(peer) / "envs" / "rollart_envs").is_dir():
-        raise UserError(f"bench repair: peer: {peer!r} is not a checkout of RollArt")
+    peer = checkout_of("repair", asked.text("peer", ""))
     if tasks := str(work["tasks"]):
         repair_tasks(Path(tasks))  # fail now if it cannot be read
     if why := why_no_sandbox(SANDBOX, {}):
@@ -65,7 +62,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     played: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for number in range(asked.integer("rounds", 1 if asked.short else 3)):
         for side in sides if number % 2 == 0 else sides[::-1]:
-            played[side].append(_played(work, side))
+            played[side].append(in_fresh_process(f"{__name__}:measure", work, checkout=side))
             rate = played[side][-1]["rate"]
             echo(f"round {number + 1}: {side or 'ours'}: {rate:.1f} episodes per minute")
     return result("repair", _rows(played, peer, str(work["concurrency"])))
@@ -106,21 +103,12 @@ def _rows(
     return rows
 
 
-def _played(work: Mapping[str, object], checkout: str) -> dict[str, Any]:
-    """Play in a new process, with the packages of a checkout; empty: with these."""
-    found = [*Path(checkout).glob("rollart_*"), *Path(checkout).glob("*/rollart_*")]
-    packages = [path for path in found if checkout and (path / "__init__.py").is_file()]
-    root = sorted({str(path.parent.resolve()) for path in packages})
-    # This file, because the checkout may not have the benchmark.
-    from rollart_bench.sides import result_of
-
-    return result_of((sys.executable, "-P", __file__), work, packages=root)
-
-
-async def measure(work: Mapping[str, Any]) -> dict[str, Any]:
+def measure(work: Mapping[str, Any]) -> dict[str, Any]:
     """Play the episodes of one side, and measure them."""
-    from rollart_core.plugins import registry
+    return asyncio.run(_measure(work))
 
+
+async def _measure(work: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: work[name] for name in ("tasks", "repos_dir") if work[name]}
     options = {**given, "sandbox": {"id": SANDBOX}}
     names = sorted(repair_tasks(Path(given.get("tasks") or own_file("repair_tasks.jsonl"))).tasks)
@@ -165,7 +153,3 @@ async def measure(work: Mapping[str, Any]) -> dict[str, Any]:
         "judge": seconds["judge"] / total,
         "verdicts": {str(number): verdicts[number] for number in range(work["episodes"])},
     }
-
-
-if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(asyncio.run(measure(json.loads(sys.argv[1])))))

@@ -5,9 +5,9 @@
             p50 and p95
     idle    the time until the last worker of the pool has ended
 
-The rewards wait 1 ms, or a long-tailed time with a mean of 2 s. Lambda is a local runtime (boto3
-and awslambdaric are real, AWS is not used), http is `rollart serve-reward` in a separate process.
-The pool has two workers, like its peer, `concurrent.futures`.
+The rewards wait 1 ms, compute in Python, or wait a long-tailed time with a mean of 2 s. Lambda is a
+local runtime (boto3 and awslambdaric are real, AWS is not used), http is `rollart serve-reward` in
+a separate process. The pool has two workers, like its peer, `concurrent.futures`.
 
 Takes: ``ways``, ``rounds``, ``short``. Gives: a row for each figure. Never: counts a wrong score,
 or leaves a server, a worker or a cluster behind.
@@ -49,6 +49,11 @@ _CALL: Final = 16
 _SLOW_S: Final = 2.0
 _NUM_FAST: Final = {"inline": 8000, "pool": 8000, "http": 4000, "lambda": 1000, "ray_serve": 1000}
 _NUM_SLOW: Final = 96
+_COMPUTING: Final = ("inline", "pool")
+"""Backends that are also measured with a reward that computes."""
+_NUM_COMPUTED: Final = 2000
+_STEPS: Final = 100_000
+"""Steps of Python of a reward that computes: 1 to 2 ms."""
 _PACKAGES: Final = {
     "http": ("aiohttp",),
     "lambda": ("aiohttp", "awslambdaric", "boto3"),
@@ -78,6 +83,7 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
     reasons = {way: _why_not(way) for way in WAYS if way in chosen}
     ways = [way for way, why in reasons.items() if not why]
     got: dict[str, list[dict[str, float]]] = {}
+    computed: dict[str, list[float]] = {}
     for number in range(1, rounds + 1):
         for way in [*ways, PEER]:
             if way == PEER and "pool" not in ways:
@@ -88,7 +94,14 @@ def run(options: Mapping[str, object]) -> dict[str, object]:
             got.setdefault(way, []).append(measured)
             rate = measured["rate"]
             echo(f"round {number} of {rounds}: {way}: {rate:.0f} scores/s of 1 ms")
+        for way in [*(way for way in _COMPUTING if way in ways), PEER]:
+            work = {"way": way, "wait_s": 0.0, "spread": False, "steps": _STEPS}
+            work["num"] = _NUM_COMPUTED // (10 if asked.short else 1)
+            measured = in_fresh_process(f"{__name__}:measure", work)
+            computed.setdefault(way, []).append(measured["rate"])
+            echo(f"round {number} of {rounds}: {way}: {measured['rate']:.0f} scores/s, computed")
     rows = [made for way in ways for made in _fast_rows(way, got)]
+    rows += [_computed_row(way, computed) for way in computed if way != PEER]
     for way in () if asked.short else ways:
         work = {"way": way, "wait_s": _SLOW_S, "spread": True, "num": _NUM_SLOW}
         measured = in_fresh_process(f"{__name__}:measure", work)
@@ -147,6 +160,17 @@ def _fast_rows(way: str, got: Mapping[str, list[dict[str, float]]]) -> list[dict
     return rows
 
 
+def _computed_row(way: str, rates: Mapping[str, Sequence[float]]) -> dict[str, object]:
+    return row(
+        f"{way}, {_STEPS:,} steps of Python: warm",
+        median(rates[way]),
+        median(rates[PEER]),
+        PEER,
+        "scores/s",
+        ratios=[ours / theirs for ours, theirs in zip(rates[way], rates[PEER], strict=True)],
+    )
+
+
 def _slow_rows(way: str, measured: Mapping[str, float]) -> list[dict[str, object]]:
     case = f"{way}, long-tailed waits of 2 s in the mean"
     return [
@@ -160,20 +184,22 @@ def measure(asked: Mapping[str, Any]) -> dict[str, float]:
     """Measure one way in this process.
 
     Args:
-        asked: ``way`` (one of ``WAYS`` or ``PEER``), ``wait_s``, ``spread``, ``num`` requests.
+        asked: ``way`` (one of ``WAYS`` or ``PEER``), ``num`` requests, and the options of the
+            reward: ``wait_s``, ``spread`` and ``steps``.
 
     Returns:
         ``rate`` (scores/s); except for the peer, ``p50_ms`` and ``p95_ms`` over the reward's own
         wait, and ``cold_s``; and for the pool ``idle_s``.
     """
+    options = {name: asked[name] for name in ("wait_s", "spread", "steps") if name in asked}
     if asked["way"] == PEER:
-        return _peer(asked["wait_s"], asked["num"])
-    return asyncio.run(_measure(asked["way"], asked["wait_s"], asked["spread"], asked["num"]))
+        return _peer(options, asked["num"])
+    return asyncio.run(_measure(asked["way"], options, asked["num"]))
 
 
-async def _measure(way: str, wait_s: float, spread: bool, num: int) -> dict[str, float]:
+async def _measure(way: str, options: Mapping[str, Any], num: int) -> dict[str, float]:
     given = [replace(example_request(0.5, index=i), task_index=i) for i in range(num)]
-    options = {"wait_s": wait_s, "spread": spread}
+    wait_s, spread = options["wait_s"], options["spread"]
     began = time.perf_counter()
     async with _backend(way, options) as backend:
         # Index 0 of long-tailed waits has the median, which is subtracted.
@@ -320,10 +346,10 @@ _PLACES: Final[Mapping[str, Any]] = {
 }
 
 
-def _peer(wait_s: float, num: int) -> dict[str, float]:
+def _peer(options: Mapping[str, Any], num: int) -> dict[str, float]:
     """Score in processes of the standard library, with chunks as large as our calls."""
     with ProcessPoolExecutor(NUM_WORKERS) as pool:
-        reward = partial(_peer_score, wait_s)
+        reward = partial(_peer_score, options)
         list(pool.map(reward, range(NUM_WORKERS * _CALL), chunksize=_CALL))
         began = time.perf_counter()
         values = list(pool.map(reward, range(num), chunksize=_CALL))
@@ -333,5 +359,5 @@ def _peer(wait_s: float, num: int) -> dict[str, float]:
     return {"rate": rate}
 
 
-def _peer_score(wait_s: float, index: int) -> float:
-    return WaitingReward(wait_s=wait_s).score(example_request(0.5, index=index)).value
+def _peer_score(options: Mapping[str, Any], index: int) -> float:
+    return WaitingReward(**options).score(example_request(0.5, index=index)).value

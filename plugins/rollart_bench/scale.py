@@ -32,7 +32,7 @@ from rollart_core.models.tokenizer import ChatTokenizer, load_tokenizer
 from rollart_core.rollout.conversation import Conversation
 from rollart_core.rollout.env_pool import EnvPool, LocalWorker, PhaseTimeouts
 from rollart_core.rollout.env_worker import EnvRef, EnvWorker
-from rollart_core.rollout.episode import EpisodeDependencies, EpisodeLimits, run_episode
+from rollart_core.rollout.episode import EpisodeDependencies, EpisodeLimits, Generator, run_episode
 from rollart_core.scheduling.buffer import Buffer
 from rollart_core.scheduling.controller import BatchRecord, Controller, ControllerDependencies
 from rollart_core.scheduling.events import RunStarted, SchedulePolicy
@@ -197,7 +197,7 @@ async def local_pool() -> EnvPool:
 
 
 def dependencies(
-    env: EnvRef, envs: EnvPool, engine: ScriptedEngine, tokenizer: ChatTokenizer, *, max_turns: int
+    env: EnvRef, envs: EnvPool, engine: Generator, tokenizer: ChatTokenizer, *, max_turns: int
 ) -> EpisodeDependencies:
     """Return the parts of episodes whose reward is the return of the environment."""
 

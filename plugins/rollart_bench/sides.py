@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ from typing import Any
 from rollart_core.config.load import validate
 from rollart_core.config.resolve import resolve_run
 from rollart_core.contracts.weights import Publication
-from rollart_core.errors import ConfigError, RollartError
+from rollart_core.errors import ConfigError, RollartError, UserError
 from rollart_core.runtime.launch import launch
 from rollart_core.runtime.report import RunReport
 from rollart_core.types import Group
 
 
-def in_fresh_process(function: str, argument: Mapping[str, object]) -> dict[str, Any]:
+def in_fresh_process(
+    function: str, argument: Mapping[str, object], *, checkout: str = ""
+) -> dict[str, Any]:
     """Call ``"module:function"`` in a new process.
 
     The result is returned in a file, so the function may print.
@@ -33,34 +35,21 @@ def in_fresh_process(function: str, argument: Mapping[str, object]) -> dict[str,
     Args:
         function: A function from one mapping to another, both plain JSON.
         argument: Its argument.
-
-    Raises:
-        RollartError: If it failed. Contains the last line that it wrote.
-    """
-    return result_of((sys.executable, "-m", __name__, function), argument)
-
-
-def result_of(
-    command: Sequence[str], argument: Mapping[str, object], *, packages: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Run a command that takes JSON and the path of a file, into which it writes its result.
-
-    Args:
-        command: The command, without these two arguments.
-        argument: The JSON.
-        packages: Folders from which its packages are imported first.
+        checkout: A folder with RollArt at another commit, whose packages are imported there; the
+            benchmarks are still these. Empty: the installed packages.
 
     Raises:
         RollartError: If it failed. Contains the last line that it wrote.
     """
     # Each side sets its own number of threads, whatever this shell's variables are.
     inherited = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    if packages:
-        inherited["PYTHONPATH"] = os.pathsep.join(packages)
     with tempfile.TemporaryDirectory(prefix="rollart-side-") as folder:
+        if checkout:
+            (Path(folder) / "rollart_bench").symlink_to(Path(__file__).parent)
+            inherited["PYTHONPATH"] = os.pathsep.join((folder, *_package_folders(checkout)))
         path = Path(folder) / "result.json"
         done = subprocess.run(
-            [*command, json.dumps(argument), str(path)],
+            [sys.executable, "-P", "-m", __name__, function, json.dumps(argument), str(path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=inherited,
@@ -70,9 +59,25 @@ def result_of(
             text = done.stdout.decode(errors="replace")
             said = [line.strip() for line in text.splitlines() if line.strip()]
             failed = said[-1] if said else "it wrote no output"
-            raise RollartError(f"{command[-1]} failed: {failed}")
+            raise RollartError(f"{function} failed: {failed}")
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return result
+
+
+def checkout_of(bench: str, folder: str) -> str:
+    """Return the folder of a checkout as a full path; empty if none is given.
+
+    Raises:
+        UserError: If it is not a checkout of RollArt.
+    """
+    if folder and not (Path(folder) / "rollart_core" / "__init__.py").is_file():
+        raise UserError(f"bench {bench}: peer: {folder!r} is not a checkout of RollArt")
+    return str(Path(folder).resolve()) if folder else ""
+
+
+def _package_folders(checkout: str) -> list[str]:
+    found = [*Path(checkout).glob("rollart_*"), *Path(checkout).glob("*/rollart_*")]
+    return sorted({str(path.parent) for path in found if (path / "__init__.py").is_file()})
 
 
 def run_mapping(mapping: Mapping[str, object]) -> RunReport:

@@ -1,6 +1,7 @@
-"""A reward that waits, for benchmarks of reward backends.
+"""A reward that waits or computes, for benchmarks of reward backends.
 
-Takes: a request, and a wait time. Gives: the environment's return. Never: computes.
+Takes: a request, and a wait time or a number of steps. Gives: the environment's return. Never:
+starts a thread or a process.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ _LONGEST: Final = 6.0
 
 
 class WaitingReward(Reward):
-    """Waits before it returns.
+    """Waits or computes before it returns.
 
     Args:
         wait_s: Seconds, or their mean.
         spread: Whether waits have an exponential distribution. A wait depends only on the request,
             so that it is the same on every backend.
+        steps: Number of steps of a loop in Python, which holds the interpreter, instead of a wait.
     """
 
-    def __init__(self, *, wait_s: float, spread: bool = False) -> None:
-        self._wait_s, self._spread = wait_s, spread
+    def __init__(self, *, wait_s: float, spread: bool = False, steps: int = 0) -> None:
+        self._wait_s, self._spread, self._steps = wait_s, spread, steps
 
     def score(self, request: RewardRequest) -> RewardResult:
         """Score one episode."""
+        if self._steps:
+            return RewardResult(request.env_return + 0.0 * sum(range(self._steps)))
         time.sleep(wait_of(request.task_index, self._wait_s) if self._spread else self._wait_s)
         return RewardResult(request.env_return)
 

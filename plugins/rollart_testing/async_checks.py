@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -92,7 +93,7 @@ async def _generate(
 ) -> GenerateResult:
     request = GenerateRequest(
         request_id=request_id,
-        token_ids=prompt,
+        token_ids=array("i", prompt),  # as a run sends them
         max_new_tokens=max_new_tokens,
         session_id=session_id,
         temperature=temperature,

@@ -69,7 +69,7 @@ class GenerateRequest:
     request_id: str
     """Unique among the requests in flight."""
     token_ids: Sequence[int]
-    """The whole prompt, including earlier turns."""
+    """The whole prompt, including earlier turns. A run sends an ``array("i")``."""
     max_new_tokens: int
     """Maximum number of tokens to generate."""
     session_id: str = ""

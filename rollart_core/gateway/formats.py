@@ -66,7 +66,7 @@ class Said:
             "model": self.model,
         }
         if self.sampling_request.token_ids:
-            head["prompt_token_ids"] = self.ask.token_ids
+            head["prompt_token_ids"] = list(self.ask.token_ids)
         if self.sampling_request.ignored:
             head["rollart"] = {"ignored": list(self.sampling_request.ignored)}
         return head
@@ -306,7 +306,7 @@ def _text_choice(said: Said, tokenizer: ChatTokenizer) -> dict[str, Any]:
         "finish_reason": said.finish_reason,
     }
     if said.sampling_request.token_ids:
-        choice["prompt_token_ids"] = said.ask.token_ids
+        choice["prompt_token_ids"] = list(said.ask.token_ids)
         choice["token_ids"] = said.result.token_ids
     return choice
 

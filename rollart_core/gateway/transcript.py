@@ -82,7 +82,7 @@ class _Node:
 class ModelCall:
     """One request, from its prompt to its answer."""
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     """The tokens for the engine."""
     token_limit: int
     """Number of tokens left in the row. Below 1, there is no space for an answer."""

@@ -69,7 +69,7 @@ class ChatTokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text. Bytes that are not valid UTF-8 become U+FFFD."""
-        return self._decode(token_ids, skip_special_tokens)
+        return self._decode(list(token_ids), skip_special_tokens)
 
     @cached_property
     def tool_format(self) -> ToolFormat | None:

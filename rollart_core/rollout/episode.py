@@ -128,7 +128,7 @@ class Dialogue(Protocol):
     """The conversation of one episode: a ``Conversation`` in tokens, or one in text."""
 
     @property
-    def prompt(self) -> list[int]:
+    def prompt(self) -> Sequence[int]:
         """The whole row so far."""
 
     @property

@@ -47,7 +47,7 @@ class Scripted:
         self.gate: asyncio.Event | None = None
 
     async def generate(self, request):
-        self.requests.append(request)
+        self.requests.append(replace(request, token_ids=list(request.token_ids)))
         turn = len(self.requests) - 1
         try:
             if self.gate is not None:

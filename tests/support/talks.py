@@ -25,7 +25,7 @@ def talk(name, observations, answers, history=FOLLOWED, **kwargs):
     prompts, actions = [], []
     for turn, (observation, answer) in enumerate(zip(observations, answers, strict=True)):
         conversation.observe(observation)
-        prompts.append(conversation.prompt)
+        prompts.append(list(conversation.prompt))
         answer = answer(tokenizer) if callable(answer) else answer
         sampled = said(tokenizer, answer, turn) if isinstance(answer, str) else answer
         actions.append(conversation.record(sampled))

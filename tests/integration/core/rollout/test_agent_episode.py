@@ -111,7 +111,7 @@ def test_what_the_program_asks_is_the_trajectory():
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, 1.0]
     (sample,) = trajectory.samples
     last = engine.requests[-1]
-    assert sample.token_ids[: len(last.token_ids)].tolist() == last.token_ids
+    assert sample.token_ids[: len(last.token_ids)].tolist() == list(last.token_ids)
     assert trajectory.start_version == 3
     assert set(sample.turn_ids.tolist()) == {-1, 0, 1, 2}
     assert engine.released == ["g0.0#0"]
@@ -134,7 +134,7 @@ def test_many_programs_run_at_once_each_with_its_own_endpoint():
         own = [r for r in engine.requests if r.session_id == f"g{index}.0#0"]
         assert len(own) == len(trajectory.turns) == 2
         row = trajectory.samples[0].token_ids.tolist()
-        assert row[: len(own[1].token_ids)] == own[1].token_ids
+        assert row[: len(own[1].token_ids)] == list(own[1].token_ids)
 
 
 @pytest.mark.parametrize(

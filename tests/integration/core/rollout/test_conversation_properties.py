@@ -44,9 +44,9 @@ def test_what_was_sampled_is_in_the_rows_as_it_was_and_marked(name, data):
     conversation = Conversation(tokenizer, max_context_tokens=10_000, history=history)
     for turn, (observation, token_ids) in enumerate(turns):
         conversation.observe(observation)
-        before = conversation.prompt
+        before = list(conversation.prompt)
         conversation.record(result(token_ids, version=10 + turn))
-        assert conversation.prompt == before + token_ids
+        assert list(conversation.prompt) == before + token_ids
     samples = conversation.samples()
     for turn, (_, token_ids) in enumerate(turns):
         rows = [s for s in samples if turn in s.turn_ids]

@@ -86,7 +86,7 @@ def test_errors_are_fed_back_and_the_row_is_what_was_sampled(name):
     assert [turn.action for turn in trajectory.turns] == texts
     (sample,) = trajectory.samples
     assert sample.token_ids[: len(engine.requests[-1].token_ids)].tolist() == (
-        engine.requests[-1].token_ids
+        list(engine.requests[-1].token_ids)
     )
     for turn, answer in enumerate(engine.results):
         assert sample.token_ids[sample.turn_ids == turn].tolist() == answer.token_ids

@@ -19,3 +19,9 @@ def test_the_waits_have_the_mean_they_are_said_to_have() -> None:
 def test_a_way_that_is_none_is_refused() -> None:
     with pytest.raises(UserError, match="'pol' is none of inline, pool, http, lambda, ray_serve"):
         rewards.run({"ways": ["pol"]})
+
+
+@pytest.mark.parametrize("way", ["pool", rewards.PEER])
+def test_a_reward_that_computes_gives_the_same_scores(way: str) -> None:
+    work = {"way": way, "wait_s": 0.0, "spread": False, "steps": 10, "num": 64}
+    assert rewards.measure(work)["rate"] > 0  # it checks each score

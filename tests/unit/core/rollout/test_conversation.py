@@ -150,7 +150,7 @@ def test_the_prompt_given_out_is_not_changed_afterwards():
     conversation = Conversation(tokenizer, max_context_tokens=100)
     conversation.observe("red")
     prompt = conversation.prompt
-    kept = list(prompt)
+    kept = prompt[:]
     conversation.record(said(tokenizer, "red"))
     assert prompt == kept
 

@@ -31,11 +31,11 @@ def test_turns_with_calls_extend_one_row_token_for_token(name):
     row, sampled = [], []
     for turn, (observation, action) in enumerate(zip(observations, actions, strict=True)):
         conversation.observe(observation)
-        assert conversation.prompt[: len(row)] == row
+        assert list(conversation.prompt[: len(row)]) == row
         answer = said(tokenizer, action, turn)
         conversation.record(answer)
         sampled.append(answer.token_ids)
-        row = conversation.prompt
+        row = list(conversation.prompt)
     (sample,) = conversation.samples()
     assert sample.token_ids[sample.loss_mask].tolist() == [i for ids in sampled for i in ids]
     for turn, ids in enumerate(sampled):
