@@ -388,8 +388,13 @@ class Guard:
         """Return a module's tree in which ``==`` and assertions are watched."""
         return ast.fix_missing_locations(_Watched().visit(tree))
 
-    def known(self, code: types.CodeType) -> types.CodeType:
-        """Return the code of a test file with the guard's functions; record it and its parts."""
+    def known(self, code: types.CodeType | None) -> types.CodeType | None:
+        """Return the code of a test file with the guard's functions; record it and its parts.
+
+        None stays None: pytest before 5 could not rewrite the file, and imports it as it is.
+        """
+        if code is None:
+            return None
         consts: Any = [
             self.known(c) if isinstance(c, types.CodeType) else c for c in code.co_consts
         ]

@@ -114,6 +114,12 @@ def test_it_uses_the_builtins_from_before(module: Any, name: str) -> None:
             del vars(guard)[name]
 
 
+def test_a_file_that_pytest_could_not_rewrite_has_no_code():
+    own = guard.Guard({"base": {}}, lambda why: None)
+    assert own.known(None) is None
+    assert not own.codes
+
+
 def test_hooks_are_checked_again_if_one_has_other_code(module: Any) -> None:
     told: list[str] = []
     own = guard.Guard({"base": {"patched.py": ""}}, told.append)
